@@ -548,7 +548,7 @@ MS_API void ms_comm_division(int n, double *before, double *after);  // computes
 // writeback keeps the script's changes. Collective; not allowed inside a forward or backward.
 MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
-MS_API int ms_unit_is_idle(double unit);  // 1 outside of its forward and backward
+MS_API int ms_unit_is_idle(double unit);  // 0 in its forward and summon and in its root's backward
 // Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins; n 0: those of
 // the recorded order.
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
@@ -874,8 +874,8 @@ MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 MS_API ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
 MS_API ms_status ms_loader_fetch(ms_loader *l, char *whole);
 
-// Small files. ms_file_put makes a new file, which is durable when the call returns. ms_file_get reads a file of at
-// most 1 GiB; free *out with ms_file_free. who: the function that errors name.
+// Small files. ms_file_put makes a new file and syncs its contents; its name is durable after ms_folder_sync of the
+// folder. ms_file_get reads a file of at most 1 GiB; free *out with ms_file_free. who: the function that errors name.
 MS_API ms_status ms_file_put(const char *path, const char *data, double n);
 MS_API ms_status ms_file_get(const char *path, const char *who, char **out, double *n);
 MS_API void ms_file_free(char *data);

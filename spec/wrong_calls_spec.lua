@@ -172,7 +172,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "nn.F.cross_entropy(x, x, {ignore_index = 1})",
   "cross_entropy: ignore_index is not supported for a target of probabilities" },
   { "nn.F.cross_entropy(x, x, {weight = ms.ones(4)})",
-  "cross_entropy: weight must have 3 elements, one per class; its shape is [4]" },
+  "cross_entropy: weight must have shape [3], one element per class; its shape is [4]" },
   { "nn.F.cross_entropy(x, x, {weight = 3})", "cross_entropy: weight is a number (3), expected a tensor" },
   { "nn.F.cross_entropy(x, x, {label_smoothing = 0 / 0})", "cross_entropy: label_smoothing must be from 0 to 1, got " },
   { "nn.F.cross_entropy(x, x, {label_smoothing = 2})", "cross_entropy: label_smoothing must be from 0 to 1, got 2" },

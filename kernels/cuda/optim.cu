@@ -388,7 +388,7 @@ static ms_status begin_norms(int index, ms_norm_job *j, ms_norm_part *list)
 {
     int64_t numel = 0;
     for (int k = 0; k < j->n; k++) numel += list[k].numel;
-    // At most about 8192 pieces, so that each of the threads that add them up has few.
+    // At most 8192 pieces and one more per tensor, so that each of the threads that add them up has few.
     j->piece = up(up(numel, 8192), PIECE) * PIECE;
     j->blocks = 0;
     for (int k = 0; k < j->n; k++) {

@@ -249,7 +249,7 @@ static event *events[MS_CUDA_DEVICES];
 static ms_status new_event(int index, unsigned flags, event **out)
 {
     event *e = (event *)calloc(1, sizeof *e);
-    if (!e) return ms__fail(MS_ENOMEM, "cuda:%d: no memory for an event", index);
+    if (!e) return ms__fail(MS_ENOMEM, "cuda:%d: no CPU memory for an event", index);
     cudaError_t st = cudaEventCreateWithFlags(&e->event, flags | cudaEventDisableTiming);
     if (st != cudaSuccess) {
         free(e);
@@ -339,7 +339,7 @@ static ms_status event_open(int index, const uint8_t handle[MS_CUDA_HANDLE], voi
     memcpy(&h, handle, sizeof h);
     MS_TRY(ms__cuda_use(index));
     event *e = (event *)calloc(1, sizeof *e);
-    if (!e) return ms__fail(MS_ENOMEM, "cuda:%d: no memory for an event", index);
+    if (!e) return ms__fail(MS_ENOMEM, "cuda:%d: no CPU memory for an event", index);
     cudaError_t st = cudaIpcOpenEventHandle(&e->event, h);
     if (st != cudaSuccess) {
         free(e);

@@ -70,7 +70,7 @@ static ms_status check_zero_(ms_call *c)
 }
 static ms_status check_arange_(ms_call *c)
 {
-    if (c->n_f < 2) return ms__call_fail(c, "first and step are missing");
+    if (c->n_f < 2) return ms__call_fail(c, "got %d numbers, expected 2: first and step", c->n_f);
     if (c->in[0]->ndim != 1) return ms__call_fail(c, "fills a 1-d tensor, got %s", ms__tensor_text(c->in[0]));
     double last = c->f[0] + (double)(c->in[0]->numel - 1) * c->f[1];
     if (c->in[0]->numel > 0 && !ms__is_float(c->in[0]->dtype) &&

@@ -414,7 +414,11 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank, const cha
         fputs(",\n", f);
     } else {
         rewind(f);
-        if (ftruncate(fileno(f), 0) != 0 && errno != EINVAL) errno = 0;  // pipes and devices have no size
+        if (ftruncate(fileno(f), 0) != 0 && errno != EINVAL) {  // EINVAL: pipes and devices have no size
+            int e = errno;
+            fclose(f);
+            return ms__fail(MS_EIO, "profiler: cannot empty '%s': %s", path, strerror(e));
+        }
         fprintf(f, HEAD, key);
     }
     put_events(f, t, rank);

@@ -46,7 +46,7 @@ bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption 
         first = atomic_compare_exchange_strong(entry, &was, number << 16 | (uint64_t)ms__world.rank);
     }
     pthread_mutex_unlock(&one);
-    // Needed in case the first publisher has not reached this line yet.
+    // Every publisher advances the epoch, because the first one may not have reached this line yet.
     atomic_compare_exchange_strong(&b->epoch, &epoch, number);
     return first;
 }

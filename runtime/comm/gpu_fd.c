@@ -95,8 +95,8 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena))
     listener = fd;
     ms__thread_start(serve);
     fprintf(stderr,
-            "moonshard: rank %d: peers map this rank's GPU memory by file descriptors, because the driver has no "
-            "handles for it (CUDA IPC)\n",
+            "moonshard: rank %d: peers map this rank's GPU memory by file descriptors instead of CUDA IPC handles"
+            "\n",
             ms__world.rank);
     return MS_OK;
 }
@@ -111,10 +111,11 @@ ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd)
     struct msghdr m = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = r.bytes, .msg_controllen = sizeof r.bytes };
     int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s >= 0) limit_wait(s, ms__world.timeout < 10 ? 1 : 10);
+    if (s >= 0) errno = 0;
     bool got = s >= 0 && connect(s, (struct sockaddr *)&a, n) == 0 &&
                send(s, &arena, sizeof arena, MSG_NOSIGNAL) == (ssize_t)sizeof arena &&
                recvmsg(s, &m, MSG_CMSG_CLOEXEC) == 1;
-    int e = errno;
+    int e = got || errno ? errno : ECONNRESET;  // errno is still 0: that rank closed the connection
     if (s >= 0) close(s);
     if (!got) return ms__fail(MS_ECOMM, "dist: no descriptor of rank %d's GPU memory: %s", rank, strerror(e));
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);

@@ -105,7 +105,7 @@ bool ms__gpu_shares(void)
 
 static char *base_of(uint32_t arena) { return arena > 0 && arena <= LISTED ? atomic_load(&bases[arena - 1]) : NULL; }
 
-// Lists an allocation of the driver as an arena.
+// Fills *a, by which peers map the driver's allocation at `base`.
 static ms_status list_arena(listed *a, char *base)
 {
     int fd;

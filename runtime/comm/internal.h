@@ -60,7 +60,7 @@ enum {
 // A place in the script after an error: ms_dist_position with hashes instead of texts. here = 0: none.
 typedef struct {
     uint32_t here, failed, caught, times;
-    int32_t turns, ahead;  // what this rank knows of the group's turns, see ms_group
+    int32_t turns, ahead;  // this rank's view of ms_group's turns and ahead
     int32_t line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_resumption;
 

@@ -46,7 +46,7 @@ typedef struct ms_optim_job {
 // A pass over leaves of one optimizer on one device: n jobs, divided into `blocks` blocks of `block` elements.
 typedef struct ms_optim_pass {
     int n;
-    const ms_optim_job *jobs, *there;  // there: the jobs on the device already; NULL: they are copied to it
+    const ms_optim_job *jobs, *there;  // there: a copy that the device has; NULL: they are copied to it
     int64_t blocks, block;
 } ms_optim_pass;
 
@@ -134,7 +134,8 @@ typedef struct {
     ms_status (*adapt)(int index, float *scale, const float *found, double bad, double good);
 } ms_cuda_gradients;
 
-// The part of the table (ms_cuda_table) for work between ranks, and for lists of work.
+// The part of the table (ms_cuda_table) for collectives: events and memory that processes share, copies, reductions,
+// pinned memory.
 typedef struct ms_cuda_ranks {
     // Events for which other processes of this machine can wait (stream_wait): made by event_new, opened there by
     // event_open. A wait refers to the latest record at the time of the call. event_record must be called for the

@@ -5,8 +5,8 @@
 
 #include "device/pool.h"
 
-// Pins the pages of a block of CPU memory, if it has pages of its own and there is a GPU. Where that is not possible,
-// the block stays as it is, which is reported once.
+// Pins the pages of a block of CPU memory, if it has pages of its own and there is a GPU. The first
+// failure is reported; from then on no block is pinned.
 void ms__host_pin(const ms_block *b);
 bool ms__host_pinned(const ms_block *b);
 

@@ -218,8 +218,9 @@ ms_status ms_unit_reshard(double handle)
     unit *u = ms__unit(handle);
     if (!u) return ms__failure();
     if (!ms__unit_idle(u))
-        return ms__fail(MS_ESTATE, "reshard: a forward or backward of unit '%s' has not ended; call reshard() after it",
-                        u->name);
+        return ms__fail(
+            MS_ESTATE,
+            "reshard: a forward, backward or summon_full_params of unit '%s' has not ended; reshard after it", u->name);
     ms__unit_shard(u);
     return MS_OK;
 }

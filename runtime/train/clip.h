@@ -15,7 +15,7 @@ ms_status ms__clip_measure(ms_clip *c);
 // Returns the factor by which the optimizer step multiplies all gradients; *there is then NULL. If the factor is on a
 // GPU, returns 1 and sets *there, which the step reads; room: memory for it.
 double ms__clip_factor(const ms_clip *c, ms_cuda_step *room, const ms_cuda_step **there);
-// Stores the norm before clipping and names its tensor; 0 on failure.
+// A new tensor with the norm before clipping; 0 on failure.
 ms_id ms__clip_result(ms_clip *c);
 void ms__clip_free(ms_clip *c);
 

@@ -22,7 +22,7 @@ local function train(out, stop)
     sinks = { "csv", "tensorboard" }, quiet = true }
   if run.loaded then print(("continues after step %d, in epoch %d"):format(run.step, loader.epochs + 1)) end
   for step in ms.steps(stop, { from = run.step + 1 }) do
-    local batch, wanted = loader:next()                 -- the next epoch begins after the last batch of one
+    local batch, wanted = loader:next()                 -- after an epoch's last batch, the first of the next
     local loss = nn.F.mse_loss(model(batch), wanted)
     loss:backward()
     progress.best = math.min(progress.best, loss:item())

@@ -97,7 +97,7 @@ describe("nn.utils.rnn", function()
       rnn.pack_padded_sequence, x, ms.ones(2))
     raises("pack_padded_sequence: input has shape [4], expected [T, N, ...]", rnn.pack_padded_sequence, ms.ones(4), { 4 })
     raises("pad_sequence: argument 1 is a table, expected a list of at least one tensor", rnn.pad_sequence, {})
-    raises("pad_sequence: sequence 2 has shape [2, 4], expected [length, ...]: the same sizes after the length as "
+    raises("pad_sequence: sequence 2 has shape [2, 4], expected [length, ...], with the sizes after the length of "
       .. "sequence 1, [2, 3]", rnn.pad_sequence, { ms.ones(2, 3), ms.ones(2, 4) })
     raises("pad_packed_sequence: argument 1 is a Tensor, expected a packed sequence", rnn.pad_packed_sequence, x)
     raises("pad_packed_sequence: Expected total_length to be at least the length of the longest sequence in input, but "

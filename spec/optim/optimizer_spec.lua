@@ -271,7 +271,7 @@ describe("an optimizer", function()
     assert.truthy(message(b.load_state_dict, b, a:state_dict()):find(
       "exp_avg of parameter 1 has shape [2], but the parameter has shape [3]", 1, true))
     assert.truthy(message(optim.Adam { p, q }.load_state_dict, optim.Adam { leaf { 1 }, leaf { 2 } },
-      a:state_dict()):find("1 parameters", 1, true))
+      a:state_dict()):find("the number of parameters of group 1 is 1 in the state", 1, true))
     assert.is_nil(b:state_of(q))
   end)
 

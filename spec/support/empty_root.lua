@@ -22,7 +22,7 @@ end
 local function new(path)
   local self = setmetatable({ path = path }, Root)
   if require("posix.unistd").geteuid() ~= 0 then return nil, "only the user root can install packages into a folder" end
-  if run(self, { "unshare", "--mount", "true" }) ~= 0 then return nil, "this machine has no mount namespaces" end
+  if run(self, { "unshare", "--mount", "true" }) ~= 0 then return nil, "unshare --mount fails: mount namespaces are missing or not permitted here" end
   local release = process.read "/etc/os-release":match "VERSION_CODENAME=(%S+)"
   -- The machine's own sources of Debian's packages.
   local sources = "/etc/apt/sources.list.d/debian.sources"

@@ -100,7 +100,8 @@ static MS_KERNEL REAL R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, 
     return factor;
 }
 
-// Divides the outputs by the sums of their rows and computes lse = max + log(sum).
+// Divides the outputs by the sums of their rows (a sum of 0: all keys are masked, the outputs are 0), and computes
+// lse = max + log(sum).
 static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const REAL *max, const REAL *sum, REAL *lse)
 {
     for (int64_t r = 0; r < rows; r++) lse[r] = max[r] + LOG(sum[r]);

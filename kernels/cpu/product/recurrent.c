@@ -3,9 +3,9 @@
 //
 // The weights of the state are packed once for all steps. A pass between two steps is divided into tasks of some units
 // and some rows: a task multiplies, and turns the sums into gates and states while they are in the first-level cache.
-// The gradients of weights are one product over all steps, after the last pass. With few steps packing does not pay:
-// each step is then an ordinary product. Half types are computed in float32 copies, and rounded at the end. The order
-// of every sum depends on shapes and the CPU, not on the number of threads.
+// The gradients of weights are one product over all steps, after the last pass. In forward, packing does not pay
+// for a few steps: each is then an ordinary product. Half types are computed in float32 copies, and rounded at the end.
+// The order of every sum depends on shapes and the CPU, not on the number of threads.
 #include "rows/layers/recurrent.h"
 #include "cpu/product/product.h"
 #include "rows/grad.h"

@@ -39,8 +39,8 @@ struct cudnn_functions {
 #undef POINTER
 };
 
-// The unique ids of a graph's tensors in memory and of its scalars. NN_LOWEST: the score of keys that causality
-// excludes.
+// The unique ids of a graph's tensors in memory and of its scalars. NN_LOWEST: the score of keys after the query, in
+// causal attention.
 enum { NN_Q = 1, NN_K, NN_V, NN_O, NN_LSE, NN_G, NN_DQ, NN_DK, NN_DV, NN_DELTA, NN_SCALE, NN_ONE, NN_LOWEST, NN_IDS };
 
 // Sizes of a call, whose tensors are [batch, heads, rows, d] of 16-bit numbers. strides: of q, k, v, o, g, dq, dk and

@@ -14,7 +14,7 @@ static int dims_of(const ms_call *c) { return c->op->name[strlen(c->op->name) - 
 static ms_status check_each(const ms_call *c, const char *what, const int64_t *i, int n, int64_t least)
 {
     for (int k = 0; k < n; k++)
-        if (i[k] < least || i[k] > INT32_MAX)  // so that sums of products of two of them and a size cannot overflow
+        if (i[k] < least || i[k] > INT32_MAX)  // so that one of them times a size cannot overflow
             return ms__call_fail(c, "the %s must be from %lld to %d, got %lld", what, (long long)least, INT32_MAX,
                                  (long long)i[k]);
     return MS_OK;

@@ -171,7 +171,7 @@ local function one_element(t, name)
 end
 
 -- Multiplies gradients on one device by `inverse`, and fills `found` with 1 if one of them is not finite; with `stops`,
--- the gradients after that one stay scaled.
+-- the first such gradient and those after it stay scaled.
 local function unscale_all(list, inverse, found, stops)
   local ids, copies = engine.ffi.new("ms_id[?]", #list), {}
   local flag = found.dtype == "float32" and found or found:to "float32"

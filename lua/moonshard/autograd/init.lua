@@ -139,9 +139,8 @@ end
 local events, pullers, depth = {}, {}, 0
 local running, status = coroutine.running, coroutine.status
 
---- Aborts runs that cannot continue because their coroutine is dead. all: aborts every run (at the prompt, after an
---- error).
----@param all? boolean  true: aborts every run
+--- Aborts runs that cannot continue because their coroutine is dead.
+---@param all? boolean  true: aborts every run (at the prompt, after an error)
 function M.abort_left(all)
   for d = 1, depth do
     local puller = pullers[d]

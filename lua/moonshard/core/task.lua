@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reports the progress of long operations of the library (saving, loading, reading text) to the script's progress
---- line. Without a progress line, nothing is printed.
+--- Reports the progress of long operations of the library (such as saving, loading and reading text) to the script's
+--- progress line. Without a progress line, nothing is printed.
 local M = {}
 
 local shown

@@ -4,8 +4,8 @@
 --- Text: every regular file is used once, one token per byte. Links in folders and copies of files are skipped, because
 --- they would put validation text into training. The last tenth of each file is for validation, unless the script gives
 --- another share. llm.c's shards (`.bin`): a header of 256 int32, then token ids of 2 or 4 bytes. Shards with "val" in
---- their name are for validation, all others for training; if there is no such name, the last tenth of each shard is
---- for validation.
+--- their name are for validation, all others for training; if there is no such name, each shard is divided as a
+--- text file is.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -231,7 +231,7 @@ end
 ---@param paths string|string[]  files or folders
 ---@param given? {vocab: integer, validation: number}
 ---   vocab: size of the vocabulary of token shards (default: that of GPT-2 or Llama 3, by their header); validation:
----   share of each file that is for validation, from 0 to below 1
+---   share of each file that is for validation, from 0 to below 1; unused where shards have names with "val"
 ---@return Corpus
 function M.open(paths, given)
   local corpus, err = open(paths, given)

@@ -248,8 +248,8 @@ local function chosen(reader, o)
     if name:sub(1, #o.prefix) == o.prefix then names[#names + 1] = name end
   end
   if #names == 0 then
-    errors.raise("load: '%s' has no tensor whose name begins with '%s'; its first name is %s", reader.path, o.prefix,
-      errors.show(reader.names[1]))
+    errors.raise("load: '%s' has no tensor whose name begins with '%s'; %s", reader.path, o.prefix,
+      reader.names[1] and "its first name is " .. errors.show(reader.names[1]) or "it has no tensors at all")
   end
   return names
 end

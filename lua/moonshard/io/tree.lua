@@ -123,7 +123,7 @@ end
 function M.unflatten(tensors, text, path)
   local ok, value = pcall(function() return get(cjson.decode(text), tensors) end)
   if not ok or not opts.is_plain(value) then
-    errors.raise("load: '%s': the metadata '%s' does not fit the tensors of the file", path, M.KEY)
+    errors.raise("load: '%s': the metadata '%s' is damaged, or does not fit the tensors of the file", path, M.KEY)
   end
   return value
 end

@@ -48,7 +48,7 @@ end
 
 local embedding = ops.embedding
 local sparse_embedding = sparse.embedding(embedding)
----@param ids Tensor  int64 […]
+---@param ids Tensor  int64 or int32 […]
 ---@return Tensor  […, d]
 function Embedding:forward(ids)
   local slots = self._slots

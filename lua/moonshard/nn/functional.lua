@@ -238,7 +238,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   if weight ~= nil then
     opts.expect(weight, a_tensor, "cross_entropy: weight")
     if weight.ndim ~= 1 or weight:numel() ~= classes then
-      raise("cross_entropy: weight must have %d elements, one per class; its shape is %s", classes, tostring(weight.shape))
+      raise("cross_entropy: weight must have shape [%d], one element per class; its shape is %s", classes, tostring(weight.shape))
     end
     local sizes = {}
     for k = 1, logits.ndim do sizes[k] = k == d and classes or 1 end

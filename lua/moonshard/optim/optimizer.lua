@@ -78,6 +78,9 @@ local function construct(self, params, given, spec)
     raise("%s: argument 1 is %s, expected a list of leaves or groups%s", who, show(params),
       (module or type(params) == "function") and "; write model:parameters()" or "")
   end
+  if params[1] == nil and next(params) ~= nil then
+    raise("%s: argument 1 has named entries, expected a list of leaves or of groups { params = ... }", who)
+  end
   if params[1] == nil then
     raise("%s: the list of parameters is empty; modules register what is assigned to their fields (layers, nn.Parameter), not the contents of plain tables", who)
   end

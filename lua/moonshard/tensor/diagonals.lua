@@ -119,7 +119,7 @@ function M.triu_indices(rows, columns, k, given) return triangle("triu_indices",
 ---@return Tensor  [sum of rows, sum of columns]
 function M.block_diag(list)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then
-    opts.wrong(list, "a list of tensors", "block_diag: argument 1")
+    opts.wrong(list, "a list of at least one tensor", "block_diag: argument 1")
   end
   local columns = 0
   for k = 1, #list do
@@ -150,7 +150,7 @@ end
 ---@return Tensor
 function M.dstack(list)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then
-    opts.wrong(list, "a list of tensors", "dstack: argument 1")
+    opts.wrong(list, "a list of at least one tensor", "dstack: argument 1")
   end
   local parts = {}
   for k = 1, #list do parts[k] = M.atleast_3d(opts.expect(list[k], tensor.a_tensor, "dstack: element %d", k)) end
@@ -185,7 +185,7 @@ end
 ---@return Tensor[]  they share the tensors' storage
 function M.broadcast_tensors(list)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then
-    opts.wrong(list, "a list of tensors", "broadcast_tensors: argument 1")
+    opts.wrong(list, "a list of at least one tensor", "broadcast_tensors: argument 1")
   end
   for k = 1, #list do opts.expect(list[k], tensor.a_tensor, "broadcast_tensors: element %d", k) end
   local shape, out = positions.joint_shape("broadcast_tensors", list), {}

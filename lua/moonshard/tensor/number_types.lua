@@ -85,9 +85,11 @@ end
 ---@param b Tensor|number|boolean  as a
 ---@return string
 function M.result_type(a, b)
-  for k, x in ipairs { a, b } do
+  local operands = { a, b }
+  for k = 1, 2 do
+    local x = operands[k]
     if not tensor.is_tensor(x) and type(x) ~= "number" and type(x) ~= "boolean" then
-      opts.wrong(x, "a tensor or a number", "result_type: argument %d", k)
+      opts.wrong(x, "a tensor, a number or a boolean", "result_type: argument %d", k)
     end
   end
   return scope.run("result_type", function()

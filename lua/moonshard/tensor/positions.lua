@@ -218,7 +218,7 @@ local function fill_slices(who, t, d, idx, value)
     if type(value) == "boolean" then value = value and 1 or 0 end
     value = create.tensor(opts.expect(value, opts.number, "%s: value", who), { dtype = t.dtype, device = t.device })
   elseif #value.shape > 0 then
-    errors.raise("%s: the value has shape %s, expected a number or []", who, tostring(value.shape))
+    errors.raise("%s: the value has shape %s, expected a number or a tensor of shape []", who, tostring(value.shape))
   end
   return methods.scatter_(t, at, ids, methods.expand(methods.to(value, t.dtype), size))
 end

@@ -67,7 +67,8 @@ local function option_texts(runs, name)
   return texts
 end
 
--- Options of the script and facts that may change results (ranks, seed) count; other facts about the start do not.
+-- The names of the options in which the runs differ, and of ranks and seed; other facts about the start, and the option
+-- `out`, cannot change results.
 local function options_that_differ(runs)
   local fact, names, list = { sessions = true, from_step = true, out = true }, {}, {}
   for _, name in ipairs(environment.names) do fact[name] = true end

@@ -63,8 +63,8 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     return found;
 }
 
-// The latest place in the script among the ranks of a cycle; only ranks at earlier places have to fail. NULL if all are
-// at the same place, or if a place is unknown.
+// The latest place in the script among the ranks of a cycle; only ranks at earlier places have to fail. NULL if no
+// rank is known to be behind another, or if a place is unknown.
 static const ms_resumption *furthest_of(const visit *path, int begin, int n)
 {
     const ms_resumption *furthest = NULL;

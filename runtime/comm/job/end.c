@@ -94,7 +94,8 @@ static bool report_due(void)
     return false;
 }
 
-// Waits until a peer on this node dies before the end of its script, and returns it; -1: all scripts have ended.
+// Waits until a peer on this node dies before the end of its script, and returns it; -1: the scripts of all peers have
+// ended, or there is no memory to watch them.
 static int first_death(void)
 {
     int n = 0;

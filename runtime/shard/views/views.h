@@ -25,7 +25,7 @@ struct views {
 
     // ---- while the parameters are whole ----
     void (*shown)(unit *u);  // called after the parameters have become whole; may be NULL
-    void (*stay)(unit *u);   // called when the parameters stay whole between two passes; may be NULL
+    void (*stay)(unit *u);   // called when the root after forward, or a unit after backward, stays whole
     // Returns a version that counts changes that scripts made to the shard through the parameters. May be NULL.
     uint64_t (*written)(const unit *u);
     // A unit only stays whole if a backward follows: a forward without a graph reshards it whatever its options say,

@@ -38,7 +38,7 @@ local M = { now = probe.probe_now }
 ---@field fma_float32 number   operations per second, one thread
 ---@field fma_bfloat16 number  0 if the processor has no such instruction
 ---@field amx_bfloat16 number  the same with tiles (AMX)
----@field copy number          bytes read plus written per second, one thread, 64 MiB
+---@field copy number          bytes read plus written per second, one thread, 64 MiB (quick: 8)
 local Bench = {}
 Bench.__index = Bench
 

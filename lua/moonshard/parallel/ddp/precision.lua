@@ -83,7 +83,7 @@ end
 local Low = {}
 Low.__index = Low
 
---- Prepares the casts of a module's forward. ignored: parameters that keep their dtype.
+--- Prepares the casts of a module's forward.
 ---@param m Module  the wrapped module
 ---@param policy MixedPrecision  the dtypes to use
 ---@param ignored table<Parameter, boolean>  parameters that keep their dtype, as keys

@@ -166,7 +166,7 @@ local function over(who, spec, count, fn)
       if first < 0 then errors.raise("%s: option 's' has %d sizes for %d dimension%s", who, #o.s, n, n == 1 and "" or "s") end
       for d = first + 1, n do dims[#dims + 1] = d end
     end
-    if #dims == 0 then errors.raise("%s: there is no dimension to transform, expected at least 1: option 'dim' or 's' is empty, or the argument is one number", who) end
+    if #dims == 0 then errors.raise("%s: there is no dimension to transform, expected at least 1: option 'dim' or 's' is empty", who) end
     if o.s and #o.s ~= #dims then errors.raise("%s: the number of sizes in option 's' is %d, expected that of dimensions, %d", who, #o.s, #dims) end
     for _, d in ipairs(dims) do
       if seen[d] then errors.raise("%s: option 'dim' names dimension %d twice", who, d) end

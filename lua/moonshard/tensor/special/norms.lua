@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Norms of vectors and matrices, condition and rank: the part of ms.linalg that reduces.
+--- Norms of vectors and matrices, condition numbers and ranks: the part of ms.linalg that reduces.
 local errors = require "moonshard.core.errors"
 local linalg = require "moonshard.tensor.special.matrices"
 local opts = require "moonshard.core.opts"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Reads lines at the prompt with GNU readline: editing, history, completion. Used only if the library is installed and
---- the input is a terminal, or keys of a terminal that a launcher passes on. line.lua declares moonshard_wait and
+--- the input is a terminal other than a "dumb" one, or a launcher passes on a terminal's keys. line.lua declares moonshard_wait and
 --- moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"

@@ -262,8 +262,8 @@ ranks.describe(2, "all-gather extensions", function()
         model:reshard()
       end)
       assert.same(case[1] == 1
-        and { "fsdp_post_all_gather of 'weight' returned a tensor that is not among the tensors to free: "
-        .. "reshard will not free its memory" } or {}, warnings)
+        and { "fsdp_post_all_gather of 'weight' returned a tensor whose memory others use and that is not among the tensors to free: "
+        .. "reshard will not free it" } or {}, warnings)
       assert.equal(case[1] == 1, (pcall(whole.sum, whole)))
     end
     assert.equal(2, #kept)

@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 out=${1:?driver.sh: which folder}
 stub=$(ls /usr/local/cuda/{lib64,lib,targets/*/lib}/stubs/libcuda.so 2>/dev/null | head -n 1)
-[ -n "$stub" ] || { echo "the toolkit's stub of libcuda is not installed" >&2; exit 3; }
+[ -n "$stub" ] || { echo "no stub of libcuda under /usr/local/cuda" >&2; exit 3; }
 {
     echo .text
     nm -D --defined-only "$stub" | awk '$2 ~ /[TW]/ { sub(/@.*/, "", $3); print $3 }' | sort -u |

@@ -15,7 +15,7 @@ static struct {
     int n;
 } tables[TABLES];
 static int next_table;
-// Temporary buffers of operators, the newest last. An address inside one counts as that buffer.
+// The latest 64 temporary buffers of operators; number n is at n % 64. An address inside one counts as that buffer.
 static struct {
     const char *p;
     size_t bytes;
