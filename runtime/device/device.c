@@ -158,7 +158,10 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
         return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
-    if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // the driver's wait checks no peers
+    // The driver's waits check no peers. It waits before it copies to the host, and where it copies more than STAGED
+    // bytes to the device: from pinned memory until they are read, from other memory until it has staged the last ones.
+    enum { STAGED = 64 << 10 };
+    if (way == MS_TO_HOST || (way == MS_TO_DEVICE && bytes > STAGED)) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));
     MS_TRY(table->copy(index, MS_STREAM_COMPUTE, dst, src, bytes, way));
     return way == MS_TO_HOST ? wait_for(index, MS_STREAM_COMPUTE) : MS_OK;
 }

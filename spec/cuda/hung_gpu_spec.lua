@@ -31,6 +31,10 @@ local SCRIPT = [[
     return loss
   end
   local captured = ms.capture(train)
+  local ffi = require "ffi"
+  local memory = ffi.new "void *[1]"
+  assert(table.open().host_alloc(2^20, memory) == 0)
+  local pinned = ms.from_pointer(memory[0], { 2^18 })
   local calls = {
     all_gather = function()
       local out = ms.zeros(5000 * world, { device = "cuda" })
@@ -65,6 +69,12 @@ local SCRIPT = [[
       for _ = 1, 2 do step(x) end
       step:release()
       ms.cuda.synchronize()
+    end,
+    -- CUDA waits for a large copy from pinned memory that the script has allocated.
+    upload = function()
+      local out = ms.zeros(5000 * world, { device = "cuda" })
+      dist.all_gather(out, cuda(5000))
+      return pinned:to "cuda"
     end,
     offload = function()
       offloaded(x):sum():backward()
@@ -115,7 +125,7 @@ local HANGS = "collective #%d+ of the world .*: 1%.%d s have passed and the GPU 
 
 describe("a rank whose GPU hangs is named on every rank #cuda #alone", function()
   for _, what in ipairs { "all_gather", "reduce_scatter", "all_reduce", "broadcast", "backward", "capture",
-    "empty_cache", "release" } do
+    "empty_cache", "release", "upload" } do
     check(2, what, { MOONSHARD_CUDA = "emulated" }, HANGS)
   end
   -- Nothing has been mapped yet.
