@@ -135,10 +135,23 @@ local function wanted_classes(given, names, count, path)
   return wanted
 end
 
+-- The metatable of the columns. Workers find it under its name. Scopes keep the columns that they return.
+M._Columns = { __tensors = true }
+function M._Columns.__index(columns, name)
+  local names = errors.names(columns)
+  if type(name) ~= "string" or #names == 0 or type(names[1]) ~= "string" then
+    errors.raise("read_csv: no column %s", errors.show(name))
+  end
+  local near = errors.nearest(name, names)
+  errors.raise("read_csv: no column '%s'%s", name, near and ("; did you mean '%s'?"):format(near)
+    or ", expected one of '" .. table.concat(names, "', '") .. "'")
+end
+
 --- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
 --- NaN. A column of classes becomes a tensor of their ids, int64 from 0; an empty field has the id -100, which
 --- nn.F.cross_entropy ignores. Errors: no rows; rows of different lengths; columns of the same name; text after a
---- quoted field, or a quoted field that does not end; a field that is none of the classes given.
+--- quoted field, or a quoted field that does not end; a field that is none of the classes given; reading a column that
+--- the file lacks, such as columns.pice.
 ---@param path string  the file, also compressed by gzip
 ---@param given? {header: boolean, separator: string, dtype: string, classes: table}
 ---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers
@@ -164,7 +177,7 @@ function M.read_csv(path, given)
   local wanted = wanted_classes(o.classes, names, #rows[1], path)
   for k = 1, #rows[1] do
     local key = names[k] or k
-    if columns[key] then errors.raise("read_csv: '%s': two columns have the name '%s'", path, key) end
+    if rawget(columns, key) then errors.raise("read_csv: '%s': two columns have the name '%s'", path, key) end
     if wanted[key] == nil then
       columns[key] = column_of(rows, k, first, o.dtype)
     else
@@ -172,7 +185,7 @@ function M.read_csv(path, given)
       columns[key] = ids_of(rows, k, first, classes[key], ("'%s', column %s"):format(path, errors.show(key)))
     end
   end
-  return columns, names, classes
+  return setmetatable(columns, M._Columns), names, classes
 end
 
 -- ---- lines -----------------------------------------------------------------------------------------------
