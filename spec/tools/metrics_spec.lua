@@ -31,6 +31,11 @@ describe("metrics", function()
       return m:compute()
     end
     assert.are.same({ { 1, 1, 0 }, { 0, 2, 1 }, { 0, 0, 1 } }, of("ConfusionMatrix", {}))
+    local matrix = metrics.ConfusionMatrix { classes = 2 }
+    matrix:update(ms.tensor({ 0, 1, 1 }, { dtype = "int64" }), ms.tensor({ 0, 1, 0 }, { dtype = "int64" }))
+    assert.are.equal("0 1 1\n1 0 1\n  0 1\nfrom 0 to 1\n", matrix:plot():text { ascii = true }:gsub(" +", " "):gsub("\n +", "\n  "))
+    assert.is_truthy(matrix:plot { labels = { "cat", "dog" } }:svg():find("dog", 1, true))
+    assert.has_error(function() metrics.Mean():plot() end, "plot: called on Mean, expected a ConfusionMatrix")
     assert.are.same({ 1, 2 / 3, 0.5 }, of("Precision", { average = "none" }))
     assert.are.same({ 0.5, 2 / 3, 1 }, of("Recall", { average = "none" }))
     assert.are.same({ 2 / 3, 2 / 3, 2 / 3 }, of("F1", { average = "none" }))

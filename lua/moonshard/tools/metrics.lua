@@ -11,6 +11,7 @@ local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
+local plot = require "moonshard.plot"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 
@@ -72,6 +73,23 @@ end
 --- that a loader repeats counts twice: give `pad = false` to data.DataLoader.
 ---@return number|number[]|number[][]
 function Metric:compute() return self:_result(over_ranks(self, self.sums)) end
+
+local LABELS = { labels = opts.table, title = opts.string, width = opts.option(opts.whole_from(160), 640),
+  height = opts.option(opts.whole_from(120), 360) }
+--- The counts of a ConfusionMatrix as a plot, whose rows are the true classes: `save` writes it, `text` gives it as a
+--- table for print. Every rank of the group calls it. Errors: another metric.
+---@param given? { labels: string[], title: string, width: integer, height: integer }
+---   labels: names of the classes (default: their ids); title: text above the plot; width: width of the SVG in pixels
+---   (default: 640); height: height of the SVG in pixels (default: 360)
+---@return Plot
+function Metric:plot(given)
+  local o = opts("plot", given, LABELS)
+  if self.name ~= "ConfusionMatrix" then raise("plot: called on %s, expected a ConfusionMatrix", self.name) end
+  local labels = o.labels or {}
+  for k = 1, o.labels and 0 or self.options.classes do labels[k] = tostring(k - 1) end
+  return plot.heatmap(self:compute(), { row_labels = labels, column_labels = labels, values = true, title = o.title,
+    width = o.width, height = o.height })
+end
 
 --- What was collected on all ranks, for a checkpoint, which any number of ranks can continue. Every rank of the group
 --- calls it.
@@ -174,7 +192,7 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, functio
     return rows
   end)
 --- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
---- `update(scores, ids)` as for Accuracy. ms.plot.heatmap, with `values = true`, shows the counts.
+--- `update(scores, ids)` as for Accuracy. `plot` shows the counts.
 ---@param given { classes: integer, group: Group }
 ---   classes: number of classes; group: the ranks that have the data (default: the world)
 ---@return Metric
