@@ -36,6 +36,8 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   "Normal: options are a boolean (false), expected a table; write { validate_args = false }" },
   { "ms.distributions.Categorical()", "Categorical: expected probs or logits" },
   { "ms.distributions.Categorical(y, { logits = y })", "Categorical: probs and logits are given, expected one of them" },
+  { "ms.distributions.Categorical({ logits = y }, { validate_args = false })",
+  "Categorical: two tables of options, expected one" },
   { "ms.distributions.Categorical(y - 9)", "Categorical: probs is [" },
   { "ms.distributions.Categorical { logits = y }:log_prob(2)",
   "Categorical: log_prob: value is 2, expected a whole number from 0 to 1" },

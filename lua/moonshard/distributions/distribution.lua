@@ -141,7 +141,10 @@ end
 ---@param given table?  the options after it
 ---@param names string[]  the alternatives
 function Distribution._either(who, first, given, names)
-  if given == nil and opts.is(first) then first, given = nil, first end
+  if opts.is(first) then
+    if given ~= nil then raise("%s: two tables of options, expected one", who) end
+    first, given = nil, first
+  end
   local spec = { validate_args = true }
   for _, name in ipairs(names) do spec[name] = opts.any end
   local o, name = opts(who, given, spec), nil
