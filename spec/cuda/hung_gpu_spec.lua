@@ -123,7 +123,7 @@ end
 
 local HANGS = "collective #%d+ of the world .*: 1%.%d s have passed and the GPU of rank 1 has not reached this collective"
 
-describe("a rank whose GPU hangs is named on every rank #cuda #alone", function()
+describe("a rank whose GPU hangs is named on every rank #cuda #timed", function()
   for _, what in ipairs { "all_gather", "reduce_scatter", "all_reduce", "broadcast", "backward", "capture",
     "empty_cache", "release", "upload" } do
     check(2, what, { MOONSHARD_CUDA = "emulated" }, HANGS)
@@ -136,7 +136,7 @@ describe("a rank whose GPU hangs is named on every rank #cuda #alone", function(
     "collective #%d+ of the world .*: 1%.%d s have passed and rank 1 has not arrived")
 end)
 
-describe("over NCCL, a rank whose GPU hangs is named on every rank #cuda #alone", function()
+describe("over NCCL, a rank whose GPU hangs is named on every rank #cuda #timed", function()
   for _, what in ipairs { "all_gather", "all_reduce", "backward" } do
     check(2, what, { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl", MOONSHARD_CUDA_DEVICES = "2" }, HANGS)
   end

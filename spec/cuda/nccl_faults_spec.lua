@@ -59,7 +59,7 @@ local function raised(done)
   return list
 end
 
-describe("a call of NCCL #cuda #alone", function()
+describe("a call of NCCL #cuda #timed", function()
   local function check(n, fault, pattern, limit)
     it(("that has the fault %s%s"):format(fault, n > 2 and (", over %d ranks"):format(n) or ""), function()
       if not built then return pending "this build has no emulated GPU: there is no g++" end

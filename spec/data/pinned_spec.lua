@@ -19,7 +19,7 @@ local function run(script, emulator)
   return done.stdout
 end
 
-describe("copies from pinned memory to a GPU #cuda #alone", function()
+describe("copies from pinned memory to a GPU #cuda #timed", function()
   it("do not wait for the GPU, as others may", function()
     process.within(0.2, function()
       return tonumber((run([[

@@ -4,7 +4,7 @@ local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 local patience = process.patience
 
-ranks.describe(4, "groups of 4 ranks #alone", function(rank, world)
+ranks.describe(4, "groups of 4 ranks #timed", function(rank, world)
   local ms, dist, lib
   if rank then
     ms = require "moonshard"

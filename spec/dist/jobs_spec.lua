@@ -30,7 +30,7 @@ local function since(job, what)
   return job.ended - tonumber(at)
 end
 
-describe("a job #mpi #alone", function()
+describe("a job #mpi #timed", function()
   it("ends within 2 s with the traceback of the rank that raised", function()
     for _, peers in ipairs { "dist.all_reduce(t)", "while true do end" } do within(2, function()
       local job = ranks.run(3, marks .. [[
@@ -367,7 +367,7 @@ describe("a job #mpi #alone", function()
 end)
 
 -- scripts/bench/jobs disturbs 200 jobs, at random moments.
-describe("a disturbed job #mpi #alone", function()
+describe("a disturbed job #mpi #timed", function()
   local limit = 0.5
   for _, how in ipairs(inject.kinds) do
     for _, where in ipairs(inject.places) do
@@ -534,7 +534,7 @@ describe("a disturbed job #mpi #alone", function()
   end)
 end)
 
-describe("over simulated nodes #mpi #alone", function()
+describe("over simulated nodes #mpi #timed", function()
   it("a mismatch, a published error and an absence reach every rank", function() within(4, function()
     local job = ranks.run(4, marks .. [[
       local lib = require "moonshard.core.ffi".lib

@@ -85,7 +85,7 @@ NodeName=@host NodeAddr=127.0.0.1 CPUs=@cpus State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:4 State=UP
 ]]
 
-describe("srun #mpi #alone", function()
+describe("srun #mpi #timed", function()
   local folder, why
   local function read(command)
     local f = io.popen(command)

@@ -332,7 +332,7 @@ describe_page("report.html in Chromium", function()
     assert.are.same({}, page.console)
   end)
 
-  check("stays fluid with 100,000 points in each plot #alone", function()
+  check("stays fluid with 100,000 points in each plot #timed", function()
     local run = ms.run.start { out = path "large", quiet = true }
     run:finish()
     local lines = {}

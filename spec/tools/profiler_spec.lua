@@ -466,7 +466,7 @@ describe("MOONSHARD_PROFILE", function()
   end)
 end)
 
-ranks.describe(2, "the profiler over ranks #alone", function()
+ranks.describe(2, "the profiler over ranks #timed", function()
   local fsdp, dist = ms.fsdp, ms.dist
   local rank = dist.rank()
 

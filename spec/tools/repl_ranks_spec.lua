@@ -77,7 +77,7 @@ for world = 1, 4 do
     end)
 
     if world > 1 then
-      it("ends a line on all ranks when one fails #alone", function()
+      it("ends a line on all ranks when one fails #timed", function()
         local last = world - 1
         for _, line in ipairs {
           "if ms.dist.rank() == LAST then error 'boom' end; ms.dist.barrier()",
@@ -123,7 +123,7 @@ for world = 1, 4 do
       end)
     end
 
-    it("returns within 200 ms of Ctrl-C, with tensors and collectives intact #alone", function()
+    it("returns within 200 ms of Ctrl-C, with tensors and collectives intact #timed", function()
       ask(p, "big = ms.randn(2500, 2500)", 60)
       for _, line in ipairs {
         "while true do end",
@@ -251,7 +251,7 @@ end)
 describe("mpirun scripts/repl", function()
   local words = { "mpirun", "-n", "2", "luajit", prompt.program }
 
-  it("owns the terminal: editing, completion and Ctrl-C, which mpirun does not see #alone", function()
+  it("owns the terminal: editing, completion and Ctrl-C, which mpirun does not see #timed", function()
     local p = prompt.open(words, nil, process.mpirun_env())
     finally(function() p:finish(0) end)
     assert.are.equal(by_rank(2, tostring), ask(p, "ms.dist.rank()"))

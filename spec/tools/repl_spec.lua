@@ -59,7 +59,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("false", ask(p, "u:is_released()"))
     end)
 
-    it("returns within 200 ms of Ctrl-C #alone", function()
+    it("returns within 200 ms of Ctrl-C #timed", function()
       ask(p, "t = ms.zeros(4)")
       for _, line in ipairs {
         "while true do t = t + 1 end",
@@ -85,7 +85,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         end
       end
     end]]
-    it("reacts to Ctrl-C between Enter and the line's first step #alone", function()
+    it("reacts to Ctrl-C between Enter and the line's first step #timed", function()
       ask(p, "require 'ffi'.cdef 'int raise(int);'")
       for _, point in ipairs { "compile", "execute", "off" } do
         process.within(0.2, function()
