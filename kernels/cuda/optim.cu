@@ -135,7 +135,7 @@ template <class E> static __device__ inline const E &entry_of(int n, const E *li
     return list[low];
 }
 
-// Adds a part's sum (for an infinite p, its maximum) to a sum.
+// Combines the sum so far with a part's: the sum of both or, for an infinite p, the larger one, or the NaN.
 static __device__ inline double fold_part(double sum, double part, double p)
 {
     if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;

@@ -51,7 +51,7 @@ bool ms__gpu_has_events(int index);  // engine thread: whether this rank can mak
 bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine thread; false: peers cannot map it
 // Returns 1 if the peer has mapped this rank's arena, -1 if it cannot, 0 if it has not tried.
 int ms__gpu_mapped(uint32_t arena, int rank);
-char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // the address here; NULL with the error set
+char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // in this process; NULL with the error set
 ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
 // ms__gpu_event_drop (engine thread) gives an event back. used: the collective in which peers wait for it; NULL: none.
 typedef struct {

@@ -67,7 +67,7 @@ static atomic_int n_finished,
     n_queued;  // n_finished: finished records, not reaped yet; n_queued: records waiting or running
 static atomic_bool cancelled;
 static ms_record *spare;     // free list; used by the engine thread only
-static ms_record *unjoined;  // finished records that wait to be joined (ms__event_hold); used by the engine thread only
+static ms_record *unjoined;  // finished; held until what follows has waited for them (ms__event_hold); engine thread
 static _Thread_local ms_pending *running;  // the event of the record that this worker runs
 
 // comm points ms__engine_waits at a field of the board, where peers read whether this rank is blocked or busy.

@@ -58,7 +58,8 @@ typedef struct unit_options {
 } unit_options;
 
 // Settings that the script may change between the unit's passes (ms_unit_set, ms_unit_set_comm_hook,
-// ms_unit_set_prefetch). The schedule only reads them; lazy initialisation replaces -1 in reshard_after_forward.
+// ms_unit_set_prefetch). Passes only read them; lazy initialisation replaces -1 in reshard_after_forward and then
+// sets by_rule for the root.
 typedef struct unit_settings {
     int param_dtype, reduce_dtype;  // as in the options; -1 after MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;

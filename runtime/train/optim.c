@@ -238,9 +238,10 @@ static ms_status take_state(step *s, unsigned keeps, unsigned master, ms_tensor 
         ms_tensor *t = ms__tensor(state[k]);
         if (!t) return ms__failure();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
-            return ms__fail(MS_EINVAL,
-                            "optimizer: a state is %s, expected a contiguous %s of the size of its parameter, %s",
-                            ms__tensor_text(t), ms__dtype_name(dtype), ms__tensor_text(p));
+            return ms__fail(
+                MS_EINVAL,
+                "optimizer: a state is %s, expected a contiguous %s tensor with as many elements as its parameter, %s",
+                ms__tensor_text(t), ms__dtype_name(dtype), ms__tensor_text(p));
         MS_TRY(ms__storage_sync(t->storage, true));
         ms__storage_hold(t->storage, MS_MEMORY_OPTIMIZER);
         l->state[k] = t;

@@ -106,12 +106,12 @@ M.list = {
       '{"format":"moonshard checkpoint 1","files":[{"name":"rank-00000.safetensors"}]}')
   end, "'rank%-00000.safetensors' in '.*' is not the file that its index.json lists" },
   { "an index with a correct checksum that lists the user's file", function(at) sealed(at, '"files":[{"name":"x","bytes":4}],"replaces":[]') end,
-  "lists 'x', which is not a name of a checkpoint's file" },
+  "lists 'x', which is not the name of a checkpoint file" },
   { "an index with a correct checksum that lists a file of another rank",
   function(at) sealed(at, '"files":[{"name":"rank-00001.safetensors"}]') end,
   "lists 'rank%-00001.safetensors', which is not a name" },
   { "an index with a correct checksum that replaces the user's file", function(at) sealed(at, '"files":[],"replaces":["x"]') end,
-  "has 'x' under 'replaces', which is not a name of a checkpoint's file" },
+  "has 'x' under 'replaces', which is not the name of a checkpoint file" },
   { "an index with a correct checksum that replaces a file outside",
   function(at) sealed(at, '"files":[],"replaces":["rank-00000.safetensors/../x"]') end, "which is not a name" },
 }

@@ -113,7 +113,7 @@ function M.run(given)
       if loss ~= wanted[k] then error(("step %d has loss %s, but %s in the undisturbed run"):format(k, loss, wanted[k]), 0) end
     end
   end
-  if #losses(out) ~= given.steps then error(("%d lines for %d steps"):format(#losses(out), given.steps), 0) end
+  if #losses(out) ~= given.steps then error(("metrics.jsonl has %d lines for %d steps"):format(#losses(out), given.steps), 0) end
   local _, rows = process.read(out .. "/metrics.csv"):gsub("\n", "")
   if rows ~= given.steps + 1 then error(("metrics.csv has %d rows for %d steps"):format(rows - 1, given.steps), 0) end
   local _, superseded = process.read(out .. "/superseded.jsonl"):gsub("\n", "")

@@ -30,8 +30,8 @@ static ms_status batch_norm_check(ms_call *c)
                                  (long long)x->shape[1], ms__shape_text(x->ndim, x->shape),
                                  ms__shape_text(t->ndim, t->shape));
         if (t->dtype != x->dtype && t->dtype != stats_dtype(x->dtype))
-            return ms__call_fail(c, "the %s must be %s%s like the input, got %s", what[k], ms__dtype_name(x->dtype),
-                                 x->dtype == stats_dtype(x->dtype) ? "" : " or float32", ms__dtype_name(t->dtype));
+            return ms__call_fail(c, "the %s must be %s like the input%s, got %s", what[k], ms__dtype_name(x->dtype),
+                                 x->dtype == stats_dtype(x->dtype) ? "" : ", or float32", ms__dtype_name(t->dtype));
     }
     if (!training && (c->n_in < 5 || !c->in[3] || !c->in[4]))
         return ms__call_fail(c, "needs a running mean and variance when not training");

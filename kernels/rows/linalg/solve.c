@@ -154,7 +154,7 @@ static ms_status lstsq_check(ms_call *c)
     MS_TRY(ms__check_matrices(c, 0, "A", false));
     MS_TRY(check_right_side(c));
     if (c->n_i < 1 || c->n_f < 1)
-        return ms__call_fail(c, "the driver (i[0]) or the limit of singular values (f[0]) is missing");
+        return ms__call_fail(c, "expected an integer, the driver, and a number, rcond; one of them is missing");
     int64_t shape[MS_MAX_DIMS], m = a->shape[a->ndim - 2], n = a->shape[a->ndim - 1];
     memcpy(shape, c->in[1]->shape, sizeof shape);
     shape[a->ndim - 2] = n;

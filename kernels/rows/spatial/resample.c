@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/spatial/resample.c -- resample: interpolation of images, and padding with elements of the image, over the
-// last one to three dimensions (formulas/resample.h). Integers and numbers: rows/spatial/resample.h.
+// last one to three dimensions (formulas/resample.h). rows/spatial/resample.h describes the call's integers and
+// numbers.
 #include <math.h>
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"

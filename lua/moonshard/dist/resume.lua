@@ -3,7 +3,8 @@
 --- the ranks may have caught the error at different lines. So each group's first collectives after an error, until one
 --- succeeds, send the script's position, the place of the call that failed, and where its error was caught. The calls
 --- of a rank that is behind a peer's position fail until the rank has caught up. Otherwise each of its collectives
---- would be matched with a later one of its peers.
+--- would be matched with a later one of its peers. A single collective is one that the script calls; other calls, such
+--- as a backward, make collectives inside.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local position = require "moonshard.core.position"
@@ -13,7 +14,7 @@ local sent = engine.ffi.new "ms_dist_position"
 
 local M = {}
 
--- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was
+-- failed: the place (M.place) of the latest failed call, "" if it was not a single collective. caught: where its error was
 -- caught. times: how many errors in succession were caught there. succession: whether no call has succeeded since.
 -- seen: the value of state.dist_failures that is already accounted for.
 local failed, caught, times, succession, seen = "", nil, 0, false, 0

@@ -322,7 +322,7 @@ local function listed_in(path, at)
   for k, file in ipairs(index.files) do
     local name = type(file) == "table" and file.name
     if not is_file_name(name, k - 1) then
-      return nil, ("save: the index.json in '%s' lists %s, which is not a name of a checkpoint's file" .. AWAY):format(at,
+      return nil, ("save: the index.json in '%s' lists %s, which is not the name of a checkpoint file" .. AWAY):format(at,
         errors.show(name))
     end
     if first and not is_hashed(path, file) then
@@ -334,7 +334,7 @@ local function listed_in(path, at)
   end
   for _, name in ipairs(type(index.replaces) == "table" and index.replaces or {}) do
     if not is_name(name) then
-      return nil, ("save: the index.json in '%s' has %s under 'replaces', which is not a name of a checkpoint's file"
+      return nil, ("save: the index.json in '%s' has %s under 'replaces', which is not the name of a checkpoint file"
         .. AWAY):format(at, errors.show(name))
     end
     names[name] = true
@@ -357,11 +357,11 @@ end
 
 --- Examines the path of a checkpoint to write; nil and the reason if it must not be replaced. It may be a checkpoint
 --- with only its own files, an empty folder, or not exist. A file is the checkpoint's own if an index with the right
---- checksum lists it, or if its name has the digits of a temporary folder beside the path: a save that replaces files
---- inside the folder has moved it there.
+--- checksum lists it, or if its name has the random digits of a temporary folder beside the path: a save that
+--- replaces files inside this folder put it there.
 ---@param path string  absolute
 ---@param at? string  where the folder belongs, if it is elsewhere at the moment
----@return string[]? names, number|string bytes_or_reason, string[]? unused  files of such saves that have ended
+---@return string[]? names, number|string bytes_or_reason, string[]? unused  files that such saves left behind
 function M.replaceable(path, at)
   local lfs = require "lfs"
   at = at or path

@@ -310,7 +310,7 @@ local function repeated(t, counts, at)
   local list, from = counts:tolist(), {}
   for k = 1, methods.size(t, at) do
     local count = list[#list == 1 and 1 or k]
-    if count < 0 then errors.raise("repeat_interleave: repetition %d is %d, expected at least 0", k, count) end
+    if count < 0 then errors.raise("repeat_interleave: the number of repetitions of element %d is %d, expected at least 0", k, count) end
     for _ = 1, count do from[#from + 1] = k - 1 end
   end
   return methods.index_select(t, at, create.tensor(from, { dtype = "int64", device = t.device }))

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The contents of the pages of the reference: owners of public names, taken from the loaded library. A section lists
---- names in the order of the page, or includes all names of its owner that no earlier section has listed.
+--- The contents of the pages of the reference: the tables and classes of the loaded library that own public names. A
+--- section lists names of its owner in the order of the page, or includes all that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
   "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loaded when first named

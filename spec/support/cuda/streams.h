@@ -175,8 +175,8 @@ inline void step()  // waits until an item has run, so that a loop over cudaEven
 
 // ---- eager and lazy ----
 
-// A stand-in for another library of CUDA may call this for a stream of the plugin. Each of the two libraries has its
-// own `all`, so the scheduler is taken from the stream.
+// A stand-in of another CUDA library (cuBLASLt, NCCL) may call this for a stream of the plugin. Each shared library has
+// its own copy of the scheduler `all`, so the stream's is used.
 inline void push_item(stream_state *s, item &&next)
 {
     if (s->into) {

@@ -87,7 +87,7 @@ end
 -- the next line.
 function Session:read_keys()
   local n = tonumber(C.moonshard_read_of_prompt(0, buffer, 65536))
-  if n <= 0 then self.asking = false end                -- the prompt will find the end of the input
+  if n <= 0 then self.asking = false end                -- end of input or an error: the prompt's next read meets it too
   for k = 0, n - 1 do
     if buffer[k] == 3 then
       state.interrupted, self.keys = 1, ""
