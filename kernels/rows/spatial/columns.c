@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/spatial/columns.c -- im2col, which copies the windows of images [N, C, H, W] to columns [N, C KH KW, L],
-// and of col2im, which adds columns to the images from which im2col takes them. Each is the other's gradient.
+// and col2im, which adds columns to the images from which im2col takes them. Each is the other's gradient.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 #include "rows/spatial/columns.h"

@@ -20,8 +20,8 @@ static ms_status check_each(const ms_call *c, const char *what, const int64_t *i
     return MS_OK;
 }
 
-// Checks the dtypes, the sizes of input and weight, and all integers except the third group; the bias's shape is
-// checked elsewhere. weight: names of the weight's first two dimensions; third: name of the third group of integers.
+// Checks the dtypes, the sizes of input and weight, and the integers, except i[2 n] to i[3 n - 1] and the bias's shape.
+// weight: names of the weight's first two dimensions; third: what i[2 n] and the following are, such as "a padding".
 static ms_status check_common(ms_call *c, const char *weight, const char *third)
 {
     const ms_tensor *x = c->in[0], *w = c->in[1];

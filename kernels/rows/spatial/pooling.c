@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/spatial/pooling.c -- max_pool and avg_pool: the largest element, or the mean, of each window over the
-// last one to three dimensions. Integers: rows/spatial/pooling.h.
+// last one to three dimensions. rows/spatial/pooling.h describes the integers.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 #include "rows/spatial/pooling.h"

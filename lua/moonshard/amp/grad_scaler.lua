@@ -149,8 +149,8 @@ local function remember(record, optimizer)
   end)
 end
 
--- Whether none of the gradients that a record describes exists any more. A rank whose parts are all empty has no
--- gradients; for it, a record is stale if an error has occurred since.
+-- Whether all gradients that a record describes have been cleared or replaced. A rank whose parts are all empty has no
+-- gradients; for it, a record is also stale if an error has occurred since.
 local function is_stale(record, optimizer)
   if record.stage == "ready" then return false end
   if record.cleared ~= optimizer._cleared then return true end
@@ -190,7 +190,7 @@ end
 
 --- Multiplies an optimizer's gradients by inv_scale. Returns found_inf for each device that has gradients: 1 if one of
 --- these is not finite, otherwise the given value. A ShardedGradScaler leaves the device's remaining gradients scaled
---- after one that is not finite.
+--- after one that is not finite; without gradients it returns the given found_inf.
 ---@param optimizer Optimizer  its groups hold the gradients
 ---@param inv_scale Tensor   one element
 ---@param found_inf Tensor   one element; returned for its own device
@@ -261,7 +261,7 @@ local function on_one_gpu(record)
   if device and device:find "^cuda" and next(record.found_inf, device) == nil then return found end
 end
 
--- The sum of found_inf over devices; 0 if all gradients are finite. Read once: on a GPU the host waits for it.
+-- The sum of found_inf over devices; 0 if all gradients are finite. It is read once, as the host waits for a GPU's.
 local function total(record)
   if not record.total and record.flag then
     record.total = record.flag:read()
@@ -285,8 +285,8 @@ local function settle(self)
   self._undecided = false
 end
 
--- Lets a GPU adapt the scale if there is a single record, its found_inf is on the GPU that has the scale, and the host
--- has not read it. Returns whether the GPU adapts the scale.
+-- Lets a GPU adapt the scale if there is a single record, the GPU that has the scale has decided about its step, and
+-- the host has not read the decision. Returns whether the GPU adapts the scale.
 local function adapt_there(self)
   local optimizer, record = next(self._optimizers)
   if not record or record.total or not record.flag or next(self._optimizers, optimizer) ~= nil then return false end

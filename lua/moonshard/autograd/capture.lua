@@ -374,7 +374,7 @@ function CapturedStep:release()
   self._left, self._arguments, self._noted, self._results = false, nil, nil, nil
 end
 
--- Bytes, pieces of work, CUDA graphs and pieces of work in graphs.
+-- What ms_capture_info writes: bytes, pieces of work, CUDA graphs and pieces of work in graphs.
 local out = ffi.new "double[4]"
 local function read_info(self) lib.ms_capture_info(self._step, out, out + 1, out + 2, out + 3) end
 

@@ -90,7 +90,7 @@ local release_error
 function M.on_release_error(fn) release_error = fn end
 
 --- Raises the engine's last failure at the user's line. The arguments are the tensors of the call: if one was released,
---- the message names the line that made it.
+--- the message names the line that made it, if that is known.
 function M.fail(...)
   local text = M.last()
   if lib.ms_error_code() == engine.ffi.C.MS_ERELEASED then

@@ -177,7 +177,7 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
--- Options that are PyTorch's next arguments by position where a number stands in place of the options.
+-- The options that a number in place of the table of options is meant for: PyTorch takes them by position.
 local FIRST = { "stride", "batch_size" }
 
 -- The part of a message about a value in place of the options. A boolean is most likely the value of the one option

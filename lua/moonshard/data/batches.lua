@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Batches of a corpus for language models. The sequences of step s depend only on the seed and s, so there is no state
---- to save, any rank can compute its share, and every world size trains on the same sequences.
+--- Batches of a corpus for language models. The sequences of step s are computed from the seed and s, so there is no
+--- state to save, any rank can compute its share, and every world size trains on the same sequences.
 ---
 --- An epoch divides the training tokens into windows of `context` tokens, starting at an offset that depends on the
 --- epoch, and visits each window once: at position j of epoch e, window ms_shuffle(seed, e, 1, j, windows).
@@ -103,7 +103,7 @@ function Batches:train(step, part, parts)
 end
 
 --- Windows that score every validation token exactly once, except the first token of a file. Each scored token is
---- preceded by at least half a context of tokens from its own file, if the file has so many before it.
+--- preceded by at least half a context (rounded down) of tokens from its own file, if that has so many before it.
 local function validation_windows(corpus, context)
   local windows = {}
   for _, d in ipairs(corpus.documents) do

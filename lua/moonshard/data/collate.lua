@@ -31,8 +31,8 @@ local function is_simple(t, info)
     and info.sharded == 0
 end
 
--- A place for n items like t: a batch whose memory their elements are copied to. With ms.stack, a loader of items of
--- 784 numbers took three times as long. Without field `out` if t cannot be copied so.
+-- A place for n items like t: its field `out` is a batch, to whose memory their elements are copied. With ms.stack, a
+-- loader of items of 784 numbers took three times as long. A table without `out` if t cannot be copied so.
 local function place(n, t)
   local info = info_of(t)
   if info.ndim == engine.MAX_DIMS or not is_simple(t, info) then return {} end
@@ -152,7 +152,7 @@ end
 -- ---- item by item ----------------------------------------------------------------------------------------
 
 -- These functions make the batch of default_collate while the items are made: a loader makes no table for each item.
--- The tensors of an item are copied before the next item is made, and, if M.columns is told so, two of them released.
+-- The tensors of an item are copied before the next item is made; with `releases` (M.columns), two are then released.
 
 -- Makes the column a list, because item k cannot be copied: the items before k become views of what was copied.
 local function give_up(column, k)

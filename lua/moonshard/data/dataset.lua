@@ -53,7 +53,7 @@ function Dataset:init(given)
   self.count, self.fn = o.size, o.get
 end
 
--- A field of the module, so that packing.lua stores its name when it sends a script's class of datasets to a worker.
+-- This is a field of M, so that packing.lua stores its name when it sends a script's class of datasets to a worker.
 function M.index(self, key)
   if type(key) == "number" then return self:item(key) end
   local cls = getmetatable(self)

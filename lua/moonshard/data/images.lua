@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Grids of images, and images in files: PNG through libpng's simplified interface, JPEG through TurboJPEG. Both report
---- errors as texts; their older interfaces use longjmp, which would skip Lua's frames.
+--- Grids of images, and images in files: PNG through libpng's simplified interface, JPEG through TurboJPEG. Both of
+--- these report errors as texts; the libraries' older interfaces use longjmp, which would skip Lua's frames.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

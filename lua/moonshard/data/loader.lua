@@ -107,7 +107,7 @@ end
 ---@return integer?
 function DataLoader:size() return self.batch_sampler and self.batch_sampler:size() end
 
--- The positions of batch k of the current epoch, from 1; nil if there is none.
+-- The positions of batch k (from 1) of the current epoch; nil if there is no such batch.
 local function positions_of(self, k)
   if k > self.batch_sampler:size() then return nil end
   local order = self.current
@@ -126,7 +126,7 @@ local function positions_of(self, k)
   return list
 end
 
--- Batch k of the current epoch, made by the workers, which the first call starts.
+-- Batch k (from 1) of the current epoch, made by the workers, which the first call starts.
 local function make_by_workers(self, k)
   if not self.pool then
     local m = self.maker
@@ -144,7 +144,7 @@ local function make_by_workers(self, k)
   return batch
 end
 
--- Batch k of the current epoch, from 1: its values and their number; nil if there is none.
+-- Batch k (from 1) of the current epoch: its values and, in `n`, their number; nil if there is no such batch.
 local function make(self, k)
   if self.worker_count > 0 then return make_by_workers(self, k) end
   if not self.batch_sampler then return self.maker:block(self.epochs, k - 1) end
@@ -203,7 +203,7 @@ local function or_next(self, first, ...)
 end
 
 --- The next batch, without end: after the last batch of an epoch comes the first of the next. The batch belongs to the
---- scope around, such as a step of ms.steps.
+--- scope around the call, such as a step of ms.steps.
 ---@return any  the batch's values
 function DataLoader:next()
   self.resumed = nil

@@ -110,7 +110,7 @@ function Maker:batch(epoch, positions) return scope.run("DataLoader", batch_of, 
 
 -- ---- iterable datasets -----------------------------------------------------------------------------------
 
--- The items of block k of the stream, over all ranks. Starts the stream again if it is past that block.
+-- The items of block k (from 0) of the stream: batch k of all ranks. Begins the stream again if it is past block k.
 local function block(self, epoch, k)
   local size, stream = self.batch_size * self.world, self.stream
   if not stream or stream.epoch ~= epoch or stream.count > k * size then
@@ -141,7 +141,7 @@ local function batch_of_block(self, epoch, k)
   return collated(self, own, positions)
 end
 
---- Batch k of a stream, from 0. If the last block does not divide among the ranks, items repeat.
+--- Batch k (from 0) of a stream. If the last block does not divide among the ranks, items repeat; drop_last omits it.
 ---@return table?  nil: the stream has no such batch
 function Maker:block(epoch, k) return scope.run("DataLoader", batch_of_block, self, epoch, k) end
 

@@ -19,7 +19,7 @@ local BASE = 2 ^ 24                                     -- a pair of ids as one 
 -- a run of white space.
 local KINDS = { "^ ?[%a\128-\255]+", "^ ?%d+", "^ ?[^%s%w\128-\255]+", "^%s+" }
 
-local LONGEST = 256                                     -- bytes of a word; encoding takes time by their square
+local LONGEST = 256                                     -- bytes of a word; its encoding takes time by their square
 local CACHED = 2 ^ 17                                   -- number of words whose tokens are remembered
 
 -- Calls fn(word) for the words of a text, in order; together they are the text.
@@ -118,7 +118,7 @@ function M.train_tokenizer(texts, given)
   for w = 1, #words do count_pairs(counts, where, words, w, 1) end
   while self.vocab_size < o.vocab_size do
     local best, most = nil, 1
-    for pair, count in pairs(counts) do                 -- of equal counts the smallest pair, whatever order pairs has
+    for pair, count in pairs(counts) do                 -- of equal counts the smallest, in any order of the loop
       if count > most or count == most and best and pair < best then best, most = pair, count end
     end
     if not best then break end

@@ -273,7 +273,7 @@ function M.Resize(size, given)
 end
 
 --- A part of an image at a random place, of random area and ratio of sides, resized. If none of 10 drawn parts fits,
---- the largest part in the middle that has a valid ratio.
+--- it is the largest part in the middle that has a valid ratio.
 ---@param size integer|integer[]  one number for both sides, or { height, width }
 ---@param given? {scale: number[], ratio: number[], interpolation: string, antialias: boolean}
 ---   scale: least and largest share of the area; ratio: least and largest width over height; interpolation, antialias:

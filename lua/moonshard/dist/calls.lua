@@ -186,7 +186,7 @@ end
 
 --- Wraps fn, which may issue any number of collectives in any groups: its errors are published to the world. fn has at
 --- most five arguments. concerns(a, b, c, d): whether peers make the call, too (default: unless the arguments contain a
---- group that has no other ranks, or not this one).
+--- group that has no other ranks or lacks this rank).
 ---@param fn function
 ---@param concerns? fun(...): boolean
 ---@return function

@@ -15,7 +15,7 @@ local function logit(p)
   return p:log() - (-p):log1p()
 end
 
--- Fields probs and logits, one of which is the parameter.
+-- Stores the parameter, probs or logits. Reading the other field computes it.
 local function begin(self, who, first, given, constraint)
   local name, value, options = self._either(who, first, given, { "probs", "logits" })
   self:_setup(options, { { name, value, name == "probs" and constraint or support.real } })
@@ -23,7 +23,7 @@ end
 local function probs_of(self) return self.logits:sigmoid() end
 local function logits_of(self) return logit(self.probs) end
 
--- The logarithm of the probability of x in {0, 1}, from the logit; its mean if x is a probability.
+-- The logarithm of the probability of x in {0, 1}, from the logit z; for other x, its mean if 1 has the probability x.
 local function log_of(x, z) return x * z:logsigmoid() + (1 - x) * (-z):logsigmoid() end
 
 --- Zeros and ones: 1 has the probability probs. The fields probs and logits are both there. Samples have the dtype of

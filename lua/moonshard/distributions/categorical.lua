@@ -7,7 +7,7 @@ local ops = require "moonshard.tensor.ops"
 local support = require "moonshard.distributions.support"
 require "moonshard.tensor.draws"
 
--- Fields probs and logits, one of which is the parameter, normalised: its exponentials or it have the sum 1.
+-- Stores the parameter, probs or logits, normalised: probs, or the exponentials of logits, have the sum 1.
 local function begin(self, who, first, given)
   local name, value, options = self._either(who, first, given, { "probs", "logits" })
   self:_setup(options, { { name, value, name == "probs" and support.weights or support.reals } })

@@ -134,8 +134,8 @@ function Distribution._expanded(_, value, event_dims, batch)
   return value.shape == shape(sizes) and value or value:expand(sizes)
 end
 
---- Checks that a script gave one of two parameters, by position or as an option. Returns the name, the value and the
---- other options.
+--- Checks that a script gave exactly one of several parameters, by position or as an option. Returns its name, its
+--- value and the other options.
 ---@param who string  the class
 ---@param first any  the argument by position: names[1], or the options
 ---@param given table?  the options after it
@@ -165,7 +165,7 @@ end
 -- The tensor that gives results their dtype and device.
 function Distribution:_like() return self[self._parameters[1][1]] end
 
---- The distribution with a larger batch shape, whose parameters are views of these.
+--- The distribution with a larger batch shape, whose parameters are views of this one's.
 ---@param ... integer|integer[]  the sizes of the new batch_shape, as numbers or one list
 ---@return Distribution
 function Distribution:expand(...)

@@ -11,7 +11,7 @@ local function dirichlet(a, b)
     + ((a - b) * (a:digamma() - sum_a:digamma():unsqueeze(-1))):sum(-1)
 end
 
---- Registers them.
+--- Registers the divergences of the library's pairs of classes.
 ---@param D moonshard.distributions
 return function(D)
   local register = D.register_kl
@@ -32,7 +32,7 @@ return function(D)
     local inside = q.low:le(p.low):logical_and(q.high:ge(p.high))
     return ops.where(inside, ((q.high - q.low) / (p.high - p.low)):log(), math.huge)
   end)
-  -- Probabilities of 0 contribute 0, and infinity where q's is 0 and p's is not; as PyTorch, from probs and logits.
+  -- A value of probability 0 in p adds 0; one of probability 0 in q alone, infinity. As PyTorch, from probs and logits.
   register(D.Bernoulli, D.Bernoulli, function(p, q)
     local P, Q, zp, zq = p.probs, q.probs, p.logits, q.logits
     local one = P * ((-zq):softplus() - (-zp):softplus())

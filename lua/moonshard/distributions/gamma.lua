@@ -12,7 +12,7 @@ local tensor = require "moonshard.tensor"
 
 local where = ops.where
 
--- Gamma-distributed numbers of a dtype, at least its smallest: 0 has no density.
+-- Gamma-distributed numbers of concentration's dtype, at least its smallest normal number, because 0 has no density.
 local function standard(sizes, concentration)
   local dtype = concentration.dtype
   return draws.log_gamma(sizes, concentration):exp():clamp_min(number_types.finfo(dtype).tiny):to(dtype)
@@ -110,7 +110,7 @@ local function entropy_of(c)
   return c:lgamma():sum(-1) - total:lgamma() - (k - total) * total:digamma() - ((c - 1) * c:digamma()):sum(-1)
 end
 
--- The most probable point; if all concentrations are below 1, the corner of the largest.
+-- The most probable point; if all concentrations are below 1, the corner of the largest concentration.
 local function mode_of(c)
   local above = (c - 1):clamp_min(0)
   local inside = above / above:sum(-1, { keepdim = true })

@@ -28,7 +28,7 @@ local function accepted(sizes, like, try)
   return out
 end
 
--- The logarithms of gamma numbers. Those of a < 1 are numbers of a + 1 times u^(1/a).
+-- The logarithms of gamma numbers. A number of a < 1 is one of a + 1 times u^(1/a), with u uniform in (0, 1).
 local function log_gamma(a)
   local small = a:lt(1)
   local d = where(small, a + 1, a) - 1 / 3
@@ -92,7 +92,8 @@ local implicit = Function {
 ---@return Tensor
 function M.log_gamma(sizes, concentration) return implicit(concentration:double():expand(sizes):contiguous()) end
 
--- Numbers of rates below 10: one after the other's probability is subtracted from a uniform number.
+-- Numbers of rates below 10: subtracts the probabilities of 0, 1, 2, ... from a uniform number until it is negative;
+-- the result is the number of subtractions before that one.
 local function by_inversion(rate)
   local rest, p, k = create.rand(rate.shape, kind(rate)), (-rate):exp(), 0
   local out = create.zeros(rate.shape, kind(rate))

@@ -18,8 +18,8 @@ end)
 
 local NAMES = { "covariance_matrix", "precision_matrix", "scale_tril" }
 
---- Normally distributed vectors of K elements. One matrix is given; its fields covariance_matrix, precision_matrix and
---- scale_tril are all there. Needs LAPACK, as ms.linalg does.
+--- Normally distributed vectors of K elements. One of three matrices is given; the fields covariance_matrix,
+--- precision_matrix and scale_tril are all there. Needs LAPACK, as ms.linalg does.
 ---@class MultivariateNormal: Distribution
 ---@field loc Tensor  [batch_shape, K]
 ---@field covariance_matrix Tensor  [batch_shape, K, K]
@@ -75,7 +75,7 @@ function MultivariateNormal:_entropy()
 end
 M.MultivariateNormal = MultivariateNormal
 
---- The divergence of two of them.
+--- The Kullback-Leibler divergence of two MultivariateNormal distributions.
 function M._divergence(p, q)
   if p.event_shape ~= q.event_shape then
     errors.raise("kl_divergence: vectors of %d and of %d elements, expected one size", p.event_shape[1], q.event_shape[1])

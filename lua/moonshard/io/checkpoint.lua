@@ -495,8 +495,8 @@ end
 
 --- Reads a checkpoint of fsdp.save into a model, and optionally an optimizer, which may be sharded in any way over any
 --- number of ranks. Collective. Returns `extra`. A checkpoint that does not match is refused before anything changes;
---- `strict = false` reads the tensors that both have. Damage that only the hash of a file shows is found after reading:
---- load then raises, and the model must be loaded again.
+--- `strict = false` reads the tensors that checkpoint and model share. Damage that only the hash of a file shows is
+--- found after reading: load then raises, and the model must be loaded again.
 ---@param dir string  a checkpoint of fsdp.save
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is loaded, too

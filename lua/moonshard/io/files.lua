@@ -106,7 +106,7 @@ function M.save(path, tensors, given)
       type(path) == "table" and (path.state_dict and "; write ms.save(path, model:state_dict())"
         or "; write ms.save(path, tensors)") or "")
   end
-  -- Columns of a CSV file have a metatable, without a name, as classes have one.
+  -- Columns of a CSV file have a metatable without __name; the metatables of classes have one.
   local meta = type(tensors) == "table" and getmetatable(tensors)
   if type(tensors) ~= "table" or meta and not (rawget(meta, "__tensors") and not rawget(meta, "__name")) then
     errors.raise("save: tensors are %s, expected a table of name -> tensor%s", errors.kind(tensors),

@@ -156,7 +156,7 @@ function GPT:reset_parameters()
   end
 end
 
---- Freezes the model and gives the layers of its blocks low-rank adapters, with alpha = 2 rank (nn.lora).
+--- Freezes the model and gives the linear layers of its blocks low-rank adapters, with alpha = 2 rank (nn.lora).
 ---@param rank integer
 ---@return LoRA
 function GPT:adapters(rank)

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- U-Net (Ronneberger et al. 2015): logits for every pixel of an image. The way down halves the image and adds
 --- channels; the way up doubles it, and joins each stage with the result of the same size from the way down. As is
---- usual today, convolutions keep the size of the image and are followed by batch norm.
+--- usual today, 3 x 3 convolutions keep the size of the image and are followed by batch norm.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"

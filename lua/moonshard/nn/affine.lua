@@ -12,9 +12,9 @@ function M.check_sizes(who, size_in, size_out)
   opts.expect(size_out, opts.whole_from(0), "%s: argument 2, the size of its output,", who)
 end
 
---- Fills weight and bias with uniform numbers in +-1/sqrt(number of inputs per output).
+--- Fills weight and bias with uniform numbers in +-1/sqrt(inputs).
 ---@param m Module  has the fields weight and bias
----@param inputs integer  number of inputs per output
+---@param inputs integer  elements of the weight at one position of its first dimension
 function M.reset(m, inputs)
   init.kaiming_uniform_(m.weight, { a = math.sqrt(5) })
   if m.bias then

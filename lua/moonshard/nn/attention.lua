@@ -27,7 +27,7 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 --- (Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d is not divisible by heads.
 ---@class MultiheadAttention: Module
 ---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; nil if kdim or vdim is not d
----@field q_proj_weight Parameter?  [d, d]; nil if kdim and vdim are d, as are the next two
+---@field q_proj_weight Parameter?  [d, d]; this and the next two are nil if kdim and vdim are d
 ---@field k_proj_weight Parameter?  [d, kdim]
 ---@field v_proj_weight Parameter?  [d, vdim]
 ---@field in_proj_bias Parameter?  [3 d]; nil without bias
@@ -133,8 +133,8 @@ local function additive(mask, what, like)
   return mask:to(like.dtype)
 end
 
--- Combines both masks into one tensor that is added to the scores: [B or 1, heads or 1, T or 1, S + extra]; nil without
--- masks. The extra columns (bias_k, zeros) are not masked.
+-- Combines attn_mask, or the mask of is_causal, with key_padding_mask into one tensor that is added to the scores:
+-- [B or 1, heads or 1, T or 1, S + extra]; nil without masks. The extra columns (bias_k, zeros) are not masked.
 local function merge(self, o, like, B, T, S, extra)
   local mask, pad = o.attn_mask, o.key_padding_mask
   if mask then

@@ -150,7 +150,7 @@ local function pack(...) return { n = select("#", ...), ... } end
 
 local ids = ffi.new("ms_id[?]", engine.MAX_IN)
 
--- Writes the ids of the tensors among values to the array; 0 for other values.
+-- Writes the ids of the tensors among values to the array `ids`; 0 for other values.
 local function fill_ids(self, values)
   if values.n > engine.MAX_IN then
     raise("%s: a full backward hook supports at most %d inputs or outputs, got %d", self:class_name(), engine.MAX_IN,
@@ -176,7 +176,7 @@ local function take_ids(values)
   return out
 end
 
--- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: which result grads[k] belongs to.
+-- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: the result that gradient k is of.
 local function before_backward(ctx, ...)
   local self, grads = ctx.module, { n = ctx.n }
   for k, at in ipairs(ctx.at) do grads[at] = (select(k, ...)) end

@@ -93,7 +93,7 @@ local function transposed_forward_of(operator)
   end
 end
 
--- A list as text: "3" if all its numbers are 3, "3x5" if they differ.
+-- A list as text: "3" if all its numbers are 3, "3x5" if they differ. A string is returned as it is.
 local function text(v)
   if type(v) == "string" then return v end
   for _, n in ipairs(v) do
