@@ -38,7 +38,7 @@ local function text(out, class, anchor, x, y, content)
   element(out, '<text class="%s" text-anchor="%s" x="%.1f" y="%.1f">%s</text>', class, anchor, x, y, M.escape(content))
 end
 
--- height: of the picture (default: that of the options).
+-- Begins a picture. height: its height in pixels (default: the option `height`).
 local function begin(plot, kind, height)
   local o = plot.options
   local out = {}
@@ -124,7 +124,7 @@ function draw.histogram(out, series, class, x_axis, y_axis, box)
   element(out, "</g>")
 end
 
--- The classes of series k: one of eight colours, and for lines one of four patterns.
+-- The CSS classes of series k: one of eight colours, and for lines one of four patterns.
 local function class_of(k)
   local round = math.floor((k - 1) / 8) % 4
   return ("c%d"):format((k - 1) % 8 + 1) .. (round > 0 and " r" .. round or "")

@@ -2,7 +2,7 @@
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
 --- (`optim.NAME.exp_avg` ...), tensors of the option `state` (`state.ENTRY.PATH`) and, as metadata, everything else that
 --- the next step depends on. Tensors are whole, so any number of ranks can read the file. Rank 0 writes one tensor at a
---- time, so no rank has all of them in memory, except for models that are saved as whole state dicts (is_by_rows).
+--- time, so no rank has all of them in memory, except for models that are saved as whole state dicts (see is_by_rows).
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
@@ -26,7 +26,7 @@ local trees = require "moonshard.io.tree"
 
 local M = {}
 
---- This rank's rows of a parameter.
+--- This rank's rows of a parameter; the parameter itself if it is not sharded.
 local function local_part(p) return p.placements and p:to_local() or p end
 
 -- Rows are distributed to ranks in blocks of ceil(rows / ranks), as in fully_shard; the last blocks may be smaller or
@@ -37,7 +37,7 @@ local function block_of(rows)
   return size, first, math.min(rows, first + size) - first
 end
 
---- Gathers a tensor whose rows are distributed over the ranks. shape: the shape of the whole tensor. Collective.
+--- Gathers a tensor of this shape from the ranks' rows of it; returns `part` if it is not sharded. Collective.
 local function whole(part, shape, sharded)
   if not sharded or dist.world_size() == 1 then return part end
   local size, _, here = block_of(shape[1])
@@ -76,7 +76,7 @@ local function buffers_of(model)
   return list
 end
 
--- The contents as whole tensors, on rank 0 alone; empty lists on the other ranks.
+-- The contents of a checkpoint as whole tensors, on rank 0 alone; empty lists on the other ranks.
 local function whole_contents(model, optimizer)
   local whole_there = { type = "full", rank0_only = true, offload_to_cpu = true }
   local list, steps = {}, {}

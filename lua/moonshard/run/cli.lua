@@ -64,7 +64,7 @@ end
 ---@class CliOption
 ---@field [1] string   name, without the dashes
 ---@field [2] string|function  kind: "flag" (true if given), a name of M.kinds, or one_of(...)
----@field [3] any      default; nil for none
+---@field [3] any      default, which the script itself applies; nil for none
 ---@field [4] string   its description in --help
 
 -- Changes "--lr -1" to "--lr=-1", because argparse treats a negative number as an option.

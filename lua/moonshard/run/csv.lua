@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- metrics.csv: a row for each line of metrics.jsonl, a column for each name. A new name adds a column, for which the
---- file is written again from metrics.jsonl; a row without a new name is appended.
+--- metrics.csv: a row for each line of metrics.jsonl, a column for each name. A row is appended; but the
+--- file is written again from metrics.jsonl if a name is new, which adds a column, or if the row replaces others.
 local buffers = require "moonshard.run.buffer"
 local folders = require "moonshard.run.folder"
 local lib = require("moonshard.core.ffi").lib

@@ -53,7 +53,7 @@ local function fill(path, text, f, err)
   return true
 end
 
--- Mode "x" does not replace a file.
+-- Mode "wx", the default, fails if the file exists.
 local function write(path, text, mode) return fill(path, text, regular.open(path, mode or "wx")) end
 
 -- Writes a file; replaces an existing one atomically.
@@ -118,7 +118,7 @@ local function open_metrics(self, mode)
   local at = lfs.attributes(path)
   local key = at and ("%s:%s"):format(at.dev, at.ino) or path
   local before = open_here[key]
-  -- An earlier record of this process in the same folder, for example of a script that failed and is run again.
+  -- `before` is an earlier record of this process in the same folder, for example of a script that is run again.
   if before then
     before:close()
     before.taken = true
@@ -205,7 +205,7 @@ local function rest_of(path, from)
   return rest
 end
 
--- Moves a part of a file from byte `keep` on to superseded.jsonl. Returns true, or nil and the reason.
+-- Appends `part` to superseded.jsonl and truncates the file `path` to `keep` bytes. Returns true, or nil and the reason.
 local function set_aside(self, path, keep, part)
   local ok, err = write(self.path .. "/superseded.jsonl", part, "a")
   if not ok then return nil, err end
@@ -283,12 +283,12 @@ local function append(self, buffer, file)
   if not ok then log.warn_once(("run: cannot write to '%s': %s"):format(self.path, err)) end
 end
 
--- What a run adds to the script's values of a new step (record.lua).
+-- Whether a name is one of those that a run adds to the script's values of a new step (record.lua).
 local function is_own(name)
   return name == "time" or name == "allocated" or name == "mfu" or name:find "^memory_" or name:find "s_per_second$"
 end
 
--- Whether an object has all values of a line again. Of a damaged line it has none.
+-- Whether an object has all names of a line again, except those for which is_own is true. False for a damaged line.
 local function repeats(object, text)
   local ok, old = pcall(cjson.decode, text)
   if not ok or type(old) ~= "table" then return false end
@@ -300,7 +300,7 @@ end
 
 -- Lines of the step after which the run continues stay, because a script may have logged them for good. Those whose
 -- values a script logs again, for example because it validates after the loop, move to superseded.jsonl. Returns
--- whether there are any.
+-- whether any line moved.
 local function supersede(self, object)
   local again, path = self.again, self.path .. "/metrics.jsonl"
   local moved, kept, keep, k = {}, {}, again.from, 0
@@ -309,7 +309,7 @@ local function supersede(self, object)
     if k <= again.count and repeats(object, text) then
       moved[#moved + 1] = text
     elseif moved[1] then
-      kept[#kept + 1] = text                            -- written again, after the lines that move
+      kept[#kept + 1] = text                            -- follows a line that moves, so it is written again
     else
       keep = keep + #text
     end
@@ -386,7 +386,7 @@ function Folder:put(name, text)
   return written(self, into or name, ok, err)
 end
 
---- Appends a text to samples.txt or another file of this form. A new run does not write to one that already exists.
+--- Appends a text to samples.txt or another file of this form. A new run does not write to another run's file.
 ---@param step integer  the step that the text belongs to
 ---@param text string  the text
 ---@param name? string  name of the file, without .txt (default: "samples")

@@ -3,8 +3,8 @@
 --- escape codes. The newest progress line also shows operations of the library that take over a second.
 ---
 --- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty does not
---- detect this. scripts/train therefore sets MOONSHARD_PROGRESS to bar or lines, depending on mpirun's own output. If
---- it is not set, a process that a launcher started prints lines.
+--- detect this. scripts/train therefore sets MOONSHARD_PROGRESS to bar or lines, depending on mpirun's own output.
+--- Without this variable, a process that a launcher started prints lines.
 local launcher = require "moonshard.core.launcher"
 local lib = require("moonshard.core.ffi").lib
 local task = require "moonshard.core.task"
@@ -57,7 +57,7 @@ function M.new(given)
     file:flush()
   end
   self.width = given.width or function() return terminal_width(fd) end
-  -- For style "lines": about 20 lines; every 10 s if the total is not known.
+  -- Style "lines" prints about 20 lines; one every 10 s if the total is not known.
   self.every = given.total and math.max(1, math.floor(given.total / 20))
   self.drawn = false
   self.last_draw = -math.huge

@@ -50,7 +50,7 @@ end
 ---@return Run
 local function new(fields)
   local self = setmetatable(fields, Run)
-  -- Of the latest logged line: the names of its values in order and as a set, their number, and the table with them.
+  -- Of the latest logged line: the names of its values in order and as a set, their number, and the table of values.
   self.order, self.known, self.count, self.object = {}, {}, 0, {}
   self.memory = memory.new(self.device, self.model, self.optimizer)
   self.first, self.next_memory = self.step, -math.huge

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- report.html: the run's metrics, media and configuration in one file. The page (report.html beside this file) reads
---- the lines of metrics.jsonl and media.jsonl, which it contains as they are; of a very long run, every k-th line.
+--- the lines of metrics.jsonl and media.jsonl, which it contains as they are; of a very long run, a part of them.
 local base64 = require "moonshard.run.base64"
 local cjson = require "cjson"
 local environment = require "moonshard.run.environment"

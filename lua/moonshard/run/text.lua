@@ -81,7 +81,7 @@ local function character(text, at)
   return not wrong and n or nil
 end
 
---- Makes a text valid UTF-8: each byte that is not becomes U+FFFD.
+--- Makes a text valid UTF-8: each byte that belongs to no valid character becomes U+FFFD.
 function M.utf8(text)
   if not text:find "[\128-\255]" then return text end
   local parts, at = {}, 1
@@ -106,8 +106,8 @@ function M.words_of(texts)
   return words
 end
 
---- Counts how many words of a sample are among `words`. Ignores the last word if the sample ends inside it, and the
---- first word if the sample may begin inside it.
+--- Counts how many words of a sample are among `words`. Ignores a word at the very beginning or end of the sample,
+--- because the sample may begin or end inside it.
 ---@param sample string  a generated text
 ---@param words table<string, boolean>  the known words, as keys
 ---@return integer known

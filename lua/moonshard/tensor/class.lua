@@ -321,14 +321,14 @@ function Handles:remove()
   for _, handle in ipairs(self) do handle:remove() end
 end
 
---- Calls fn(grad) for the gradient of each inner tensor. What fn returns, if anything, replaces the gradient.
+--- Lets backward call fn(grad) for the gradient of each inner tensor. What fn returns, if anything, replaces it.
 function methods.register_hook(t, fn)
   local handles = setmetatable({}, Handles)
   for k, part in ipairs(inner(t)) do handles[k] = part:register_hook(fn) end
   return handles
 end
 
---- Calls fn(t) once in each backward, after the gradients of all inner tensors have been added.
+--- Lets each backward call fn(t) once, after the gradients of all inner tensors have been added.
 function methods.register_post_accumulate_grad_hook(t, fn)
   opts.expect(fn, opts.fn, "register_post_accumulate_grad_hook: hook")
   local handles, landed = setmetatable({}, Handles), 0

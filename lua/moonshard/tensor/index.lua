@@ -196,7 +196,7 @@ local function one_dimension(t, others)
   return joined(t, others)
 end
 
--- The sizes of t with dimensions [d, d + dims) replaced by others.
+-- The sizes of t with those of dimensions [d, d + dims) replaced by the sizes in `by`.
 local function replaced(t, d, dims, by)
   local out = {}
   for k = 1, d - 1 do out[k] = t.shape[k] end
@@ -205,7 +205,7 @@ local function replaced(t, d, dims, by)
   return out
 end
 
--- t with dimensions [d, d + dims) as one, by view or reshape.
+-- t with dimensions [d, d + dims) merged into one. by: methods.view or methods.reshape.
 local function merged(by, t, d, dims)
   if dims == 1 then return t end
   local n = 1
@@ -252,7 +252,8 @@ local function fitting(v, shape)
   return methods.expand(v, size)
 end
 
--- Writes to t as a whole, so that the graph records the change: t becomes a copy with v at the key's positions.
+-- Writes to t as a whole, so that the graph records the change: t becomes a copy with v put at, or added
+-- to, the key's positions.
 local function write_recorded(t, key, v, accumulate)
   local numbers = methods.reshape(create.arange(t:numel(), { device = t.device }), t.shape)
   local at = read(numbers, key)

@@ -34,8 +34,9 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
 -- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those
--- of the first 512 tensors, 256 more after each such error, and 16 whenever a script opens a scope or begins a loop, up
--- to another 512 and while this takes less than 3 % of the time. MOONSHARD_DEBUG=info or detail removes the limit.
+-- of the first 512 tensors, 256 more after each such error, and up to 16 whenever a script opens a scope or begins a
+-- loop, until these are another 512 and while finding lines takes less than 3 % of the time. MOONSHARD_DEBUG=info or
+-- detail removes the limit.
 -- `ticks`: number of tensors until the next call of note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
@@ -541,7 +542,7 @@ local function read(t)
 end
 M.read = read
 
---- The elements as a nested table; a 0-dim tensor gives a number. Waits for the device.
+--- The elements as a nested table; a 0-dim tensor gives a number or a boolean. Waits for the device.
 ---@return table|number|boolean
 function methods.tolist(t)
   id_of(t, "tolist")
@@ -563,7 +564,7 @@ function methods.tolist(t)
 end
 
 --- Releases the tensor now instead of at the end of its scope. Its memory is freed when no graph, view or gradient
---- needs it. Errors: any later use of the tensor.
+--- needs it. Errors: any later operation on the tensor.
 function methods.release(t)
   lib.ms_release(id_of(t, "release"))
 end

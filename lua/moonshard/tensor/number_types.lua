@@ -10,7 +10,7 @@ local scope = require "moonshard.tensor.scope"
 
 local M = {}
 
--- Digits of the significand, and the exponents of the smallest normal and of the largest number.
+-- Binary digits of the significand, and the exponents of the smallest normal and of the largest number.
 local FLOATS = { float32 = { 24, -126, 127 }, float64 = { 53, -1022, 1023 }, float16 = { 11, -14, 15 },
   bfloat16 = { 8, -126, 127 } }
 local DECIMALS = { float32 = 6, float64 = 15, float16 = 3, bfloat16 = 2 }

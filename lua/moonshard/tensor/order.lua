@@ -76,7 +76,7 @@ function methods.topk(t, k, d, given)
   return wrap(values), wrap(ids)
 end
 
--- The dimension, from 1, and the option keepdim of a reduction along one dimension, by default the last.
+-- The dimension of a reduction, from 1 (by default the last; nil: t has none), and the option keepdim.
 local function along(who, t, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
   local keepdim = opts(who, given, { keepdim = false }).keepdim

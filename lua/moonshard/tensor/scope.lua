@@ -87,8 +87,8 @@ M.close = close
 --- Closes a scope and all scopes inside it, after an error.
 function M.abandon(handle) close_scope(handle, nil, 0) end
 
---- Runs fn(…). Every tensor made inside is released when fn returns or fails, except those that it returns, also inside
---- plain tables.
+--- Runs fn(…). Every tensor made inside is released when fn returns or fails, except parameters, those that `keep` took
+--- out of the scope, and those that fn returns, also inside plain tables.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

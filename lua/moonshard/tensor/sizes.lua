@@ -18,7 +18,7 @@ end
 function Shape.__concat(a, b) return tostring(a) .. tostring(b) end
 
 -- Called for keys that the list lacks. Gives nil, because scripts may compute a dimension and test whether it exists;
--- but raises where the script has a literal 0 or negative number, as in Python.
+-- but raises where the script has a literal 0 or negative number, such as Python's shape[-1].
 function Shape.__index(_, d)
   if type(d) ~= "number" or d > 0 or not misspelt.is_literal(d, 2) then return nil end
   if d == 0 then errors.raise "shape[0]: dimensions count from 1: the first size is shape[1]" end

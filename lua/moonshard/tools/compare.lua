@@ -67,7 +67,7 @@ local function option_texts(runs, name)
   return texts
 end
 
--- The names of the options in which the runs differ, and of ranks and seed; other facts about the start, and the option
+-- The names of the options, with ranks and seed, in which the runs differ; other facts about the start, and the option
 -- `out`, cannot change results.
 local function options_that_differ(runs)
   local fact, names, list = { sessions = true, from_step = true, out = true }, {}, {}
@@ -139,7 +139,7 @@ local function sort_key(c, column)
   end
 end
 
--- Sorts the runs by a column; those without a value there come last. Equal ones keep their order.
+-- Sorts the runs by a column; those without a value in it come last. Equal ones keep their order.
 local function sort(c, column)
   local key, descending = sort_key(c, column)
   if not key then
@@ -279,7 +279,7 @@ end
 
 local NARROW = 120                                      -- characters of a line that most terminals show
 
---- The comparison for a terminal. Options that would make the table too wide get one of their own.
+--- The comparison for a terminal. If the options would make the table too wide, they get a table of their own.
 ---@param c table  made by M.read
 ---@return string
 function M.text(c)

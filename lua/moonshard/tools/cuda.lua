@@ -35,22 +35,24 @@ local function stat(field, i, who)
   return util.memory_stats(("cuda:%d"):format(checked_device(i, who)))[field]
 end
 
---- The bytes that tensors hold on a device; 0 without CUDA.
+--- The bytes that tensors hold on a device; 0 if there is no CUDA device and i is nil.
 ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
 ---@return integer
 function M.memory_allocated(i) return stat("allocated", i, "cuda.memory_allocated") end
 
---- The most bytes that tensors held since the script began or the peak was reset; 0 without CUDA.
+--- The most bytes that tensors held since the script began or the peak was reset; 0 if there is no CUDA
+--- device and i is nil.
 ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
 ---@return integer
 function M.max_memory_allocated(i) return stat("peak_allocated", i, "cuda.max_memory_allocated") end
 
---- The bytes that the allocator has taken from a device; 0 without CUDA.
+--- The bytes that the allocator has taken from a device; 0 if there is no CUDA device and i is nil.
 ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
 ---@return integer
 function M.memory_reserved(i) return stat("reserved", i, "cuda.memory_reserved") end
 
---- The most bytes that the allocator had taken since the script began or the peak was reset; 0 without CUDA.
+--- The most bytes that the allocator had taken since the script began or the peak was reset; 0 if there is no CUDA
+--- device and i is nil.
 ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
 ---@return integer
 function M.max_memory_reserved(i) return stat("peak_reserved", i, "cuda.max_memory_reserved") end
@@ -150,7 +152,7 @@ M.Stream = Stream
 ---@return CudaStream
 function M.current_stream(i) return Stream(i) end
 
---- Runs fn(…) with a stream.
+--- Runs fn(…). The stream changes nothing: work of all streams runs in the order of the calls.
 ---@param s CudaStream  a stream
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn

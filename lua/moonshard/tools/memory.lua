@@ -23,7 +23,7 @@ local M = {}
 ---@field blocks integer      number of live allocations
 ---@field peak_bytes integer  live at the peak
 ---@field peak_blocks integer  number of allocations that are live at the peak
----@field what string?        the operator or purpose that holds most of it; nil for a kind
+---@field what string?        the operator or purpose of the row's largest stack at the peak; nil for a kind
 
 ---@class MemoryReport
 ---@field device string      name of the device
@@ -66,8 +66,8 @@ end
 
 local now, at_peak = ffi.new "ms_memory", ffi.new "ms_memory"
 
--- Takes a snapshot of a device, in one call, because the collector may free memory between two calls. Returns the
--- engine's records with their places.
+-- Takes a snapshot of a device in one call (the last one, whose records fit), because the collector may free memory
+-- between two calls. Returns the engine's records with their places.
 local function stacks_of(device)
   local room, list = 64, {}
   local n, records

@@ -260,8 +260,8 @@ local function save(self, path, key)
   return path
 end
 
--- Writes one file for all ranks that pass the same path. The clocks of nodes are compared again before, which gives
--- their drift since the start of the job.
+-- Writes one file for all ranks that pass the same path. Before that, the clocks of nodes are compared again, which
+-- gives their drift since the start of the job.
 local save_together = calls.several(function(self, path)
   local dist = require "moonshard.dist"
   check_path(path)

@@ -28,8 +28,8 @@ function M.kind_of(t, kind)
 end
 
 --- Returns every parameter and persistent buffer by name. "full": plain whole tensors (with rank0_only, all other ranks
---- get an empty table); "sharded": sharded tensors; "local": this rank's parts. The last two share the model's storage.
---- FSDP instances with no_shard always give whole tensors.
+--- get an empty table); "sharded": sharded tensors; "local": this rank's parts. The last two share the model's storage,
+--- unless they are moved to the CPU. FSDP instances with no_shard always give whole tensors.
 ---@param m table  a model with sharded modules
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"; offload_to_cpu: tensors that are not sharded are moved to the CPU
 ---@return table<string, Tensor>

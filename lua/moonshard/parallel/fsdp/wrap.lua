@@ -218,7 +218,7 @@ local function recurse_into(m, c, only_children)
   return now, total
 end
 
--- Wraps the modules below m that are keys of targets (their options), innermost first; a shared module is wrapped once.
+-- Wraps the modules below m that `targets` maps to options, innermost first; a shared module is wrapped once.
 local function post_order(m, targets, wrap, done, visited)
   if visited[m] then return end
   visited[m] = true
@@ -232,7 +232,7 @@ local function post_order(m, targets, wrap, done, visited)
 end
 
 -- Raises if a module to wrap has both trainable and frozen parameters, because a flat parameter has a single
--- requires_grad. With use_orig_params only warns: the frozen parameters then take gradient memory, too.
+-- requires_grad. With use_orig_params it only warns: the frozen parameters then take gradient memory, too.
 local function validate_frozen(root, targets, ignored_params, use_orig_params)
   local seen = {}
   local function visit(m, prefix, trainable, frozen)

@@ -89,7 +89,7 @@ function M.mpi(line)
   local measured = cjson.decode(result)
   local text = ("%s; 2 ranks: %.1f s from start to end, all_reduce of 64 bytes %.1f us, of 16 MiB %s/s"):format(version,
     took, measured.latency * 1e6, read.bytes(measured.rate))
-  -- Ranks with a core each need 2 to 5 us; ranks that wait for a core, milliseconds.
+  -- A small all_reduce takes 2 to 5 us if each rank has a core; milliseconds if ranks wait for a core.
   if measured.latency > 1e-4 then
     line("slow", "MPI", text, "give each rank a core of its own; ranks that share one wait for each other")
   else

@@ -91,7 +91,7 @@ function M.threads(line)
   local all = n > 1 and rates.measure("cpu", "float32") or single
   text = ("float32 %.0f GFLOP/s on %d thread%s"):format(all / 1e9, n, n > 1 and "s" or "")
   if n > 1 then text = text .. (", %.2f times the rate of one thread"):format(all / single) end
-  -- Below 0.6, the threads did not each have a core all the time.
+  -- Below 0.6 n times the rate of one thread, the threads did not each have a core all the time.
   if n > 1 and all < 0.6 * n * single then
     local quota = read.find("/sys/fs/cgroup/cpu.max", "^(%d+ %d+)")
     line("slow", "products", text, quota and "the container's quota of CPU time (cpu.max) is " .. quota

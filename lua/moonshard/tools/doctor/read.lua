@@ -99,7 +99,7 @@ function M.space(path)
   return tonumber(fs.bavail) * tonumber(fs.frsize), tonumber(fs.blocks) * tonumber(fs.frsize)
 end
 
---- A name for a file of this process that does not exist.
+--- A path in a folder for a new file of this process.
 ---@param folder string
 ---@return string
 function M.temporary(folder)

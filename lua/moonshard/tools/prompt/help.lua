@@ -14,8 +14,8 @@ local getmetatable, loadstring, require = getmetatable, loadstring, require
 
 local M = {}
 
--- The page of a function that is made in a loop, or of a field, from types.lua. If there is none, appends known names
--- to names.
+-- The page of a function that is made in a loop, or of a field of tensors, from core/types*.lua. If there is none,
+-- appends the names that have one to `names`.
 local function described(name, names)
   for known, a in require("moonshard.tensor.util").sorted_pairs(annotations.declared()) do
     local short = known:match "[%w_]+$"

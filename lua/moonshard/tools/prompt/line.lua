@@ -15,8 +15,8 @@ local pcall, xpcall, error = pcall, xpcall, error
 
 local M = {}
 
--- Whether Lua's message says that the input ended too early. If Lua expected '=', the input is an expression after a
--- statement.
+-- Whether Lua's message says that the input ended too early. If Lua expected '=', the input is complete: an expression
+-- after a statement.
 local function incomplete(message)
   return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected"
 end

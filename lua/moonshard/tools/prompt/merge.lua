@@ -19,7 +19,7 @@ function M.names(list)
   return (#list == 1 and "rank " or "ranks ") .. table.concat(parts, ", ")
 end
 
--- Addresses differ between processes.
+-- A text without its addresses, which differ between processes.
 local function key_of(text) return (text:gsub("0x%x+", "0x")) end
 
 --- Groups ranks by their text: { { ranks = { 0, 2 }, text = "…" }, … }, in the order of each group's lowest rank.
@@ -40,8 +40,8 @@ function M.group(texts, ranks)
   return groups
 end
 
---- The texts of ranks, each after the names of the ranks that have it, or without names if all `ranks` have the same
---- text.
+--- The texts of ranks, each after the names of the ranks that have it; without names if all `ranks` have the same text
+--- or if the text itself begins with a rank.
 ---@param texts table<integer, string>
 ---@param ranks integer[]
 ---@return string[]
@@ -139,7 +139,7 @@ end
 local function clear(self, r) self.lines[r], self.times[r], self.first[r] = {}, {}, 1 end
 
 --- To be called after Ctrl-C: a loop that prints may have printed thousands of lines more than the terminal has shown.
---- They are dropped, so that the prompt returns.
+--- A rank's lines are dropped if more than BACKLOG wait, so that the prompt returns.
 function Output:hurry()
   for _, r in ipairs(self.ranks) do
     local waiting = #self.lines[r] - self.first[r] + 1

@@ -117,7 +117,7 @@ local function attach(repl, session)
   -- Ctrl-C at the prompt: the engine's handler sets a flag, and the line is discarded. The flag is polled ten times a
   -- second, because a signal that arrives just before the wait does not interrupt it.
   local key = ffi.new "unsigned char[1]"
-  local function begin_line() io.stdout:write "\n" end                -- what ranks print is not part of the input
+  local function begin_line() io.stdout:write "\n" end                -- what ranks print gets lines of its own
   anchors.getc = ffi.cast("int (*)(void *)", function()
     while true do
       local typed = session.keys and session:typed_key()
