@@ -257,7 +257,7 @@ static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 
 
 enum { MOST_JOINED = 64 };
 // The number of segments into which the rows of a matrix are divided: enough blocks to fill the GPU, where `tiles`
-// blocks cover the columns, but at most MOST_JOINED segments, and one for each 32 rows (rounded up).
+// blocks cover the columns, but at most MOST_JOINED segments, and at most one for each 32 rows (rounded up).
 static inline int64_t column_segments(int64_t rows, int64_t tiles)
 {
     int64_t most = up(rows, 32), fill = up(528, tiles);

@@ -231,7 +231,7 @@ static ms_status run_arange(ms_call *c)
     return launch(c->op->name, index_of(t), arange_kernel, g.blocks, g.threads, strided_of(1, x), p);
 }
 
-// Sets the elements above (lower) or below diagonal k of contiguous matrices to 0.
+// Sets elements of contiguous matrices to 0: those above diagonal k if `lower` is set, otherwise those below it.
 struct triangle {
     int64_t rows, cols, k;
     bool lower;

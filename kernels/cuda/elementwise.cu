@@ -185,7 +185,8 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
 // The computing type of an operator on this dtype; bools are computed as integers.
 static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
 
-// As on the CPU: computes in the output's computing type, or in double if an input with dimensions is float64.
+// As on the CPU: computes in class_of the output's dtype, but in double where that is float32 and an input with
+// dimensions is float64.
 static ms_status run(ms_call *c, int n, const chosen &f)
 {
     const ms_tensor *x[MAX_OPERANDS] = { c->out[0] };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cuda/fold.h -- folds: sums, products, extremes and norms of a tensor's elements along any dimensions.
 //
-// A tensor is seen as outputs x length. Floating-point numbers are folded in float64, integers in int64. Shape, strides
-// and dtype alone determine how the length is divided into segments, and how their results are combined. Dense operands
-// are read 16 bytes at a time.
+// A tensor is seen as outputs x length. Floating-point numbers are folded in float64, integers in int64. How the length
+// is divided into segments, and how their results are combined, depends only on shape, strides, dtype and whether the
+// data are aligned to 16 bytes. Dense operands are read 16 bytes at a time.
 #ifndef MS_CUDA_FOLD_H
 #define MS_CUDA_FOLD_H
 

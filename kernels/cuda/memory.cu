@@ -4,7 +4,7 @@
 // There are two ways to share an allocation. CUDA IPC has a handle for memory of cudaMalloc. Where the driver gives
 // none, memory is made by cuMemCreate instead, which can be exported as a file descriptor. Which of the two is decided
 // at the first allocation, for all of them, because memory of cudaMalloc cannot be exported as a descriptor later.
-// MOONSHARD_CUDA_SHARE chooses one, ipc or fd; with staging, memory is not shared.
+// MOONSHARD_CUDA_SHARE chooses a way, ipc or fd; if it is staging, memory is not shared.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

@@ -81,7 +81,7 @@ template <int BYTES> static __device__ inline void copy_async(void *to, const vo
                      : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "n"(BYTES), "r"(read)
                      : "memory");
 }
-// Makes a group of the copies that this thread began since its last call.
+// Makes a group of the copies that this thread began since it last called this function.
 static __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until all groups of this thread except the last LEFT are complete.
 template <int LEFT> static __device__ inline void copy_async_wait()

@@ -78,8 +78,8 @@ typedef struct ms_ctc_row {
     const double *alpha, *beta;
     double loss;
 } ms_ctc_row;
-// Stores the gradient of logp[t][class of label s] in *grad if label s is the first one of its class, otherwise returns
-// false: one label computes the sum, so its order is fixed.
+// Stores the gradient of logp[t][class of label s] in *grad if label s is the first one of its class and the class
+// exists, otherwise returns false: one label computes the sum, so its order is fixed.
 MS_FN bool ms_ctc_gradient(const ms_ctc *c, int64_t t, int64_t s, const ms_ctc_row *row, double *grad)
 {
     int64_t k = ms_ctc_class(c, s), labels = 2 * c->length + 1;

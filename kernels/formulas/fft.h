@@ -4,9 +4,9 @@
 // by nvcc, with REAL and R(name).
 //
 // A length n whose prime factors are at most MS_FFT_LARGEST takes a pass for each factor (4, or a prime). A pass of
-// radix r, with `size` elements per transform left and s transforms interleaved, reads a[k] = x[q + s (p + k m)], where
-// m = size / r, and writes y[q + s (r p + t)] = w(size)^(p t) sum over k of w(r)^(t k) a[k], for p < m and q < s; then
-// size is divided by r and s multiplied by it. w(n) = exp(-2 pi i / n), or its conjugate for an inverse transform.
+// radix r, with s interleaved transforms of `size` elements each, reads a[k] = x[q + s (p + k m)], where m = size / r,
+// and writes y[q + s (r p + t)] = w(size)^(p t) sum over k of w(r)^(t k) a[k], for p < m and q < s; then size is
+// divided by r and s multiplied by it. w(n) = exp(-2 pi i / n), or its conjugate for an inverse transform.
 //
 // Other lengths (Bluestein 1970): with c[j] = exp(-pi i j^2 / n), or its conjugate for an inverse transform, X[k] =
 // c[k] sum over j of (x[j] c[j]) conj(c[k - j]). The sum is a convolution, which is computed by transforms of a power

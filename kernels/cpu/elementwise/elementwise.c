@@ -68,8 +68,8 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 // Arithmetic on bools is done in int64; results are stored as 0 or 1.
 static int arithmetic_class(int dtype) { return dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype); }
 
-// Computes in the output's computing type, or in double if an input with dimensions is float64: an in-place float32 +=
-// float64 adds in double.
+// Computes in arithmetic_class of the output's dtype, but in double where that is float and an input with dimensions is
+// float64: an in-place float32 += float64 adds in double.
 static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->out[0]->dtype;

@@ -116,7 +116,7 @@ void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const v
 
 // ---- iteration over operands ----
 
-// Converts a row, for a cast: directly if either side has the computing type, otherwise through a buffer of that type.
+// Converts a row, for a cast: directly if either side is adjacent numbers of the computing type, else through a buffer.
 static void convert_row(const ms_loop *l, int64_t n, char *const *at)
 {
     int cls = l->cls[0];

@@ -30,8 +30,8 @@ static ms_status N(pinv)(const linalg_call *l)
 }
 
 // in[1]: the gradients of the determinants. The gradient of a determinant is the matrix of cofactors, which exists for
-// singular matrices, too: with A = U S Vt it is det(U) det(Vt) U C Vt, where C has the products of the other singular
-// values.
+// singular matrices, too: with A = U S Vt it is det(U) det(Vt) U C Vt, where C is diagonal and C[k][k] the product of
+// all singular values but number k.
 static ms_status N(det_backward)(const linalg_call *l)
 {
     N(singular_values) v = { .job = "S" };

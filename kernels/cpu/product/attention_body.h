@@ -80,8 +80,8 @@ MS_INLINE void R(fill_tail)(REAL *s, int64_t valid, int64_t n, REAL value)
     for (j += 16; j < n; j++) s[j] = value;
 }
 
-// Turns the scores s[0 .. valid) of a row into probabilities relative to the row's running maximum and sum; s[valid ..
-// n) becomes 0. Returns the factor by which the previous sum and outputs must be multiplied.
+// Updates a row's running *max and *sum by the scores s[0 .. valid), which become exp(score - *max); s[valid .. n)
+// becomes 0. Returns the factor by which the row's outputs so far must be multiplied.
 static MS_KERNEL REAL R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, REAL *sum)
 {
     int64_t used = (valid + 15) / 16 * 16;
@@ -111,8 +111,8 @@ static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const 
     }
 }
 
-// s = the tile's rows (a) times its keys (columns of bt). Each group of 8 rows stops at the last key that it may attend
-// to.
+// s = the tile's rows (a) times its keys (columns of bt). Each group of `step` rows stops at the last key that it may
+// attend to.
 static void R(scores)(const attend *w, tile t, const REAL *a, const REAL *bt, REAL *s)
 {
     int64_t step = tile_step(w, t);

@@ -92,8 +92,8 @@ static int64_t row_of(const ms_conv *v, int64_t e, int64_t od, int64_t oh)
     return d < 0 || d >= v->d || h < 0 || h >= v->h ? -1 : d * v->h + h;
 }
 
-// Writes a row of the matrices, of one image: row r has the pixels of channel r / kernel that are multiplied with
-// kernel element r % kernel.
+// Writes one row of one image's matrix. Row r has the pixels of channel r / kernel that are multiplied with kernel
+// element r % kernel, where `kernel` is the number of kernel elements.
 static void unfold_row(const job *j, int64_t image_row)
 {
     const ms_conv *v = &j->v;

@@ -15,8 +15,8 @@ typedef struct ms_conv_work {
     int result;         // the operand that is computed
     void *operands[3];  // in the order of the constants
     const void *bias;   // added to the output; NULL: none
-    size_t room;  // bytes that copies of images and outputs may take; 16 MiB and those of one image are always allowed
-    const char *what;  // operator's name, for errors
+    size_t room;        // most bytes of copies of images and outputs, but at least 16 MiB and those of one image
+    const char *what;   // operator's name, for errors
 } ms_conv_work;
 
 // Computes a convolution by oneDNN. Sets *done to false and computes nothing unless it is in float32, without groups

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm.c -- matrix products by our own loops: float32, float64 and float16 always; bfloat16 where the CPU
-// has no instructions for it, the product is small, or oneDNN does not take its strides.
+// has no instructions for it, the product is small, or oneDNN does not take it (ms__onednn_takes).
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
 // adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels of KC x 3 vectors, as many at a
@@ -38,7 +38,7 @@ static bool narrow(void)
 // Rows in a packed panel of A, and in a tile.
 static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
 
-// The size of the cache of level 2 or 3 in bytes, or a lower bound.
+// The size of the cache of level 2 or 3 in bytes, but at least 256 KiB or 8 MiB, as sysconf may return 0.
 static int64_t cache_bytes(int level)
 {
     static int64_t known[2];
@@ -109,7 +109,7 @@ typedef struct gemm_ahead {
 
 // ---- half types: panels in float32 ----------------------------------------------------------------
 
-// Converts contiguous half-precision numbers to floats and back.
+// Convert contiguous half-precision numbers: load_f16 and load_bf16 to floats, store_f16 and store_bf16 from floats.
 static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) out[i] = ms_f16_to_float(in[i]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm_small_body.h -- small products, which are not packed; gemm.c includes it after gemm_body.h, with the
 // same macros. A small product is computed by dot products, by vectors of 8 rows with numbers of B broadcast, or by
-// tiles that read B in place; columns of B that fill no whole vector are copied.
+// tiles; columns of B that cannot be read in place as whole vectors are copied.
 
 // Row i of C where B's columns are contiguous (x W^T with few rows): dot products, with four vectors of partial sums.
 static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)

@@ -39,7 +39,7 @@ typedef struct entry {
     uint64_t last_use;
     bool refused;  // oneDNN has no fast kernel
     dnnl_primitive_t conv;
-    dnnl_primitive_t move[3];  // copies an operand to its blocked layout, the result from it; NULL if they are equal
+    dnnl_primitive_t move[3];  // copies an operand to its blocked layout, the result from it; NULL: no copy is needed
     dnnl_memory_desc_t plain[3], blocked[3], bias, scratch;
     size_t scratch_bytes;
 } entry;
@@ -252,7 +252,7 @@ static entry *entry_of(const plan *p, int64_t part, int64_t block)
     return p->e[part == p->parts - 1][block == p->blocks - 1];
 }
 
-// Whether tasks use a part of the channels of X or Y. (The other one is shared by all parts.)
+// Whether tasks use only a part of the channels of operand k, which is X or Y; all parts share the other of these two.
 static bool divided(const plan *p, int k) { return k == (p->c->result == X ? X : Y); }
 
 // The part of an operand in the caller's tensor.

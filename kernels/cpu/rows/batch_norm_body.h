@@ -83,7 +83,7 @@ static MS_KERNEL void R(rows_stats)(void *arg, int64_t from, int64_t to, int64_t
         for (int64_t c = 0; c < C; c++) spread[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
 }
 
-// Coefficients per channel: mean, scale, shift.
+// Computes rows of y. The coefficients of each channel are its mean, scale and shift.
 static MS_KERNEL void R(rows)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
@@ -117,7 +117,7 @@ static MS_KERNEL void R(rows_sums)(void *arg, int64_t from, int64_t to, int64_t 
         }
 }
 
-// Coefficients per channel: mean, and the three factors of ms_bn_finish.
+// Computes rows of dx. The coefficients of each channel are its mean and the three factors of ms_bn_finish.
 static MS_KERNEL void R(rows_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/reductions.c -- CPU kernels of the reducing operators: one or two folds (reduce.c), then a formula applied
-// to their results.
+// cpu/rows/reductions.c -- CPU kernels of the reducing operators: most make one or two folds (reduce.c) and apply a
+// formula to the results.
 #include <math.h>
 
 #include "cpu/cpu.h"
@@ -272,7 +272,7 @@ static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
         }
     }
 }
-// Integers: dimension, whether to sum from its end. Accumulates in the wide type.
+// Integers: dimension, whether to sum from its end. Accumulates in double or int64_t.
 ms_status ms__cpu_cumsum(ms_call *c)
 {
     const ms_tensor *x = c->in[0];

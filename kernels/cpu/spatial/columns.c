@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/spatial/columns.c -- im2col and col2im on the CPU. Threads divide the rows of the columns, or the images' planes.
+// cpu/spatial/columns.c -- im2col and col2im on the CPU. Threads divide the matrix's rows, or the images' planes.
 // col2im adds in the order of the kernel's elements, half types in float32.
 #include "cpu/cpu.h"
 #include "cpu/rows/layers.h"

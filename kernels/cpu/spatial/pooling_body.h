@@ -45,7 +45,7 @@ static MS_KERNEL void R(row_from)(const ms_window *w, const REAL *plane, int64_t
     }
 }
 
-// The divisor of a window's mean. rest: its factor for depth and height.
+// The divisor of a window's mean. rest: the window's size in depth times that in height, as R(rest) counts them.
 MS_INLINE REAL R(divisor)(const ms_pooling *p, int64_t rest, int64_t o)
 {
     int padding = p->count_padding != 0;

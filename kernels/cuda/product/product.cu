@@ -411,7 +411,8 @@ static ms_status lt_product(int index, const product *p, bool *done)
         : p->bias                              ? CUBLASLT_EPILOGUE_BIAS
         : p->row_sums                          ? CUBLASLT_EPILOGUE_BGRADB
                                                : CUBLASLT_EPILOGUE_DEFAULT;
-    // Not supported: float64, and an aux with a leading dimension that is no multiple of 8, or not aligned to 16 bytes.
+    // GELU's epilogues support neither float64, nor an aux whose leading dimension is no multiple of 8 or whose address
+    // is no multiple of 16.
     if (p->aux && (p->n % 8 || p->a_type == MS_F64 || alignment(p->aux) < 16)) return MS_OK;
     key.x_turned = x, key.y_turned = y, key.epilogue = epilogue, key.index = index;
     // The epilogue accesses the vector as it stores the result, so the result's alignment is the lower of the two.

@@ -32,8 +32,8 @@ static __device__ inline double at_channel(const by_channel &t, int64_t c, doubl
     return t.data ? load<double>(t.dtype, t.data, c) : absent;
 }
 
-// The mean of every segment of a channel, and the sum of the squared deviations from it: parts[2 * block] and parts[2 *
-// block + 1].
+// Stores the mean of each segment of a channel in parts[2 * block], and the sum of the squared deviations from it in
+// parts[2 * block + 1].
 template <class S> __global__ void bn_stats_kernel(bn_sizes z, const S *x, double *parts)
 {
     __shared__ double shared[BLOCK];
@@ -131,7 +131,7 @@ struct bn_channels {
     by_channel w, mean, var, gmean, gvar;
     void *dw, *db, *dmean, *dvar;
 };
-// The sums of g and of g (x - mean) over a segment of a channel: parts[2 * block] and parts[2 * block + 1].
+// Stores the sums of g and of g (x - mean) over a segment of a channel in parts[2 * block] and parts[2 * block + 1].
 template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const S *x, by_channel mean, double *parts)
 {
     typedef real_of<S> T;

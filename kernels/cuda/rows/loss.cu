@@ -184,7 +184,7 @@ __global__ void cross_join_kernel(int n, const double *parts, double *totals, bo
     totals[0] = sum, totals[1] = weight;
     if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
 }
-// The loss of each row, in the dtype of the result.
+// Stores the loss of each row, in the dtype of the result.
 template <class T> __global__ void cross_finish_kernel(int64_t rows, const T *losses, target out)
 {
     int64_t k = GLOBAL_INDEX;

@@ -286,9 +286,9 @@ static __device__ __forceinline__ void stats_of_two(const norm_rows &q, int64_t 
         two[1] = at[row + 1 < q.rows];
     }
 }
-// All three gradients in one pass, for rows of up to K * 32 * WIDE elements. A warp processes two adjacent rows, one
-// after the other. Each lane holds K packs of a row and accumulates their columns' sums over its warp's rows; the block
-// then adds the sums of its warps.
+// Computes dx, and parts of dw and db, in one pass, for rows of up to K * 32 * WIDE elements. A warp takes two adjacent
+// rows, one after the other. Each lane holds K packs of a row and accumulates their columns' sums over its warp's rows;
+// the block then adds the sums of its warps.
 template <class S, int K>
 __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
     norm_rows_kernel(norm_rows r, const void *g_, void *dx, bool add, void *parts)
@@ -525,7 +525,7 @@ static ms_status norm_backward(ms_call *c, bool rms)
                     ms__data(h.in[3]) };
     norm_gradients d = { c,           q, h.in[0], h.in[1], ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2),
                          c->n_in == 5 };
-    // Rows of up to LONGEST_ROW elements, unless they are too few for norm_rows_kernel to fill the GPU.
+    // norm_rows_kernel computes rows of up to LONGEST_ROW elements, unless large data has too few rows to fill the GPU.
     bool fills = q.rows >= FILLING_ROWS || q.rows * n * 2 * ms__dtype_size(d.x->dtype) < LARGE;
     if (q.rows > 0)
         return n <= LONGEST_ROW && d.x->dtype != MS_F64 && fills ? short_norm_backward(d) : long_norm_backward(d);

@@ -47,7 +47,7 @@ static ms_status inv_check(ms_call *c)
     MS_TRY(ms__check_matrices(c, 0, "A", true));
     return ms__call_out_like(c, 0, c->in[0]);
 }
-// The gradient of A is -Y^T G Y^T.
+// With Y the inverse of A and G the gradient of Y, the gradient of A is -Y^T G Y^T.
 static ms_status inv_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -62,7 +62,7 @@ static ms_status solve_check(ms_call *c)
     MS_TRY(check_right_side(c));
     return ms__call_out_like(c, 0, c->in[1]);
 }
-// The gradient of B is H, where A^T H = G; that of A is -H X^T.
+// With A X = B and G the gradient of X, the gradient of B is H, where A^T H = G; that of A is -H X^T.
 static ms_status solve_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -132,7 +132,8 @@ static ms_status pinv_check(ms_call *c)
     shape[a->ndim - 2] = a->shape[a->ndim - 1], shape[a->ndim - 1] = a->shape[a->ndim - 2];
     return ms__call_out(c, 0, a->dtype, ms__device(a), a->ndim, shape);
 }
-// The gradient of A is -P^T G P^T + (I - A P) G^T P P^T + P^T P G^T (I - P A)
+// With P the pseudoinverse of A and G the gradient of P, the gradient of A is
+// -P^T G P^T + (I - A P) G^T P P^T + P^T P G^T (I - P A).
 static ms_tensor *pinv_formula(ms_algebra *e, ms_tensor *a, ms_tensor *p, ms_tensor *g)
 {
     ms_tensor *pt = ms__transposed(e, p), *gt = ms__transposed(e, g);
