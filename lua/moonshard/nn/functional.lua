@@ -25,7 +25,7 @@ function F.linear(x, w, b) return ops.linear(x, w, b) end
 
 -- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with the flag ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
--- Activations that have arguments or are made of others.
+-- Activations that have arguments or are made of other operators.
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
 -- Layers that are made of other operators.
 for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions", "image_functions",
@@ -123,7 +123,7 @@ function F.gelu_mlp(x, w1, b1, w2, b2, given)
 end
 
 --- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: the trailing dimensions
---- of x do not have these sizes.
+--- of x do not have the given sizes.
 ---@param x Tensor  […, sizes]
 ---@param shape integer|integer[]  the trailing sizes to normalise over
 ---@param w? Tensor  of these sizes
@@ -284,7 +284,7 @@ end
 ---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
 ---   reduction: how the losses of the rows are combined; ignore_index: id of rows that do not count; label_smoothing:
 ---   share of the target that is spread evenly over all classes; weight: [C], factor of each class
----@return Tensor  [], or the shape of ids with "none"
+---@return Tensor  [], or the logits' shape without C with "none"
 function F.cross_entropy(logits, ids, given)
   if given == nil then return cross_entropy(logits, ids, nil, "mean", -100, 0) end
   local o = opts("cross_entropy", given, ce_options)
@@ -311,7 +311,7 @@ end
 
 --- cross_entropy of linear(x, w), with less memory: the logits are computed in chunks of rows, and the gradients of x,
 --- w and the bias in the same pass. Memory: the logits of one chunk, on the CPU also their gradient; with several
---- chunks also, on the CPU, another gradient of w and, if w is float16 or bfloat16, its gradient in float32. The bits
+--- chunks also, if w is float16 or bfloat16, its gradient in float32 and, on the CPU, another gradient of w. The bits
 --- of the result depend on the size of the chunks, not on the number of threads; if one chunk has all rows, linear and
 --- cross_entropy compute the result. Backward computes the logits again if the reduction is "none", or if the dtype is
 --- float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks. Errors: a class
@@ -374,8 +374,8 @@ local function is_uneven(q, k, v)
   return true
 end
 
--- Attention whose values are wider or narrower than queries and keys: pads the narrower ones with zeros, which do not
--- change the scores, and removes the padding from the result.
+-- Attention whose values are wider or narrower than queries and keys. Appends zeros to the narrower ones: to queries
+-- and keys, which does not change the scores, or to values, and then removes the zeros from the result.
 local function uneven_attention(q, k, v, o)
   local d, width = q:size(-1), v:size(-1)
   local scale = o.scale or 1 / math.sqrt(d)
@@ -404,8 +404,8 @@ end
 ---@param v Tensor  [..., S, E]
 ---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number, enable_gqa: boolean }
 ---   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, a floating point mask is
----   added to the scores; is_causal: position t attends to positions up to t; dropout_p: probability that a weight is
----   dropped; scale: factor of the scores (default: 1/sqrt(D)); enable_gqa: k and v [..., heads, S, D] may have fewer
+---   added to the scores; is_causal: position t attends to positions up to t; dropout_p: probability that a softmax
+---   weight is dropped; scale: factor of the scores (default: 1/sqrt(D)); enable_gqa: k and v [..., heads, S, D] may have fewer
 ---   heads than q, each for several heads of q in a row (Ainslie et al. 2023)
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)

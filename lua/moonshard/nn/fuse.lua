@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- nn.utils: layers joined for evaluation, and calls with other parameters.
+--- nn.utils: a layer fused with its batch norm for evaluation, and calls of a module with other parameters.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"

@@ -86,7 +86,8 @@ local function pad_with_elements(x, pad, mode)
   end)
 end
 
--- Adds elements of one value, or removes elements. pad: { before, after } of the last dimension, then of others.
+-- Adds elements of one value, or removes elements. pad: { before, after } of the last dimension, then of
+-- the one before it, and so on.
 local function pad_with_value(x, pad, value)
   local y = x
   for k = 1, #pad, 2 do
@@ -116,8 +117,9 @@ end
 
 local pad_spec = { mode = opts.one_of({ "constant", "reflect", "replicate", "circular" }, "constant"), value = 0 }
 
---- Adds elements at both ends of the last dimensions; negative numbers remove elements. Errors: a negative
---- size; unless the mode is "constant", a result without elements; more elements to reflect or to repeat than there are.
+--- Adds elements at both ends of the last dimensions; negative numbers remove elements. Errors: a negative size; unless
+--- the mode is "constant", a result without elements; in a dimension with n elements, more than n - 1 at an end with
+--- "reflect", and more than n with "circular".
 ---@param x Tensor  of any shape
 ---@param pad integer[]  { before, after } of the last dimension, then those of the one before it, and so on
 ---@param given? { mode: "constant"|"reflect"|"replicate"|"circular", value: number }

@@ -43,7 +43,7 @@ Upsample.forward, Upsample.extra_repr = upsample_forward, upsample_repr
 
 local sizes_spec = { size = opts.any, scale_factor = opts.any }
 
--- A layer for images with a fixed mode.
+-- The class of a layer that resizes images in a fixed mode.
 local function upsampling_class(name, mode, align)
   local cls = Module:extend(name)
   function cls:init(given)

@@ -38,7 +38,7 @@ local function drop(x, slots)
 end
 
 -- The layers that can have adapters. shapes(weight, rank): the shapes of A and B. part(x, A, B, slots): what the
--- adapters add to the layer's result. delta(A, B): the product B A in the form of the weight. fill(A, B): sets initial
+-- adapters, before the factor alpha / rank, add to the layer's result. delta(A, B): the product B A in the form of the weight. fill(A, B): sets initial
 -- values whose product is 0. accepts(m): whether the layer m can have adapters (nil: every layer of the class can).
 local kinds = {
   {
@@ -60,7 +60,7 @@ local kinds = {
   },
 }
 
--- Convolutions: A is a convolution with all options of the layer's, but with `rank` channels; B has kernel size 1.
+-- Convolutions: A is a convolution with all options of the layer's, but `rank` output channels; B has kernel size 1.
 for name, plain in pairs { Conv1d = F.conv1d, Conv2d = F.conv2d, Conv3d = F.conv3d } do   -- the order does not matter
   local forward = convs[name].forward
   kinds[#kinds + 1] = {
@@ -325,7 +325,7 @@ local function check_shared(self)
   end
 end
 
--- Adds sign times the adapters' product to the weights.
+-- Adds sign * alpha / rank * B A to the weight of each layer with adapters A and B.
 local function add_to_weights(self, sign)
   no_grad(function()
     for _, layer in ipairs(self.layers) do
@@ -346,7 +346,7 @@ local function add_to_weights(self, sign)
   self.merged = sign > 0
 end
 
---- Adds the adapters' product to the weights, so that the layers compute as fast as without adapters; until unmerge, the
+--- Adds alpha / rank * B A to the weights, so that the layers compute as fast as without adapters; until unmerge, the
 --- adapters do not compute and get no gradients. Collective if the model is sharded. Errors: a weight that another
 --- module has, too.
 ---@return LoRA self

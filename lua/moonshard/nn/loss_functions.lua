@@ -91,7 +91,7 @@ local smooth_l1 = elementwise("smooth_l1_loss", { beta = opts.option(opts.number
   if o.beta == 0 then return d end
   return where(d:lt(o.beta), d * d * (0.5 / o.beta), d - 0.5 * o.beta)
 end)
---- Half the squared difference divided by beta below beta, the absolute difference minus beta / 2 above it.
+--- difference^2 / (2 beta) where |difference| is below beta, |difference| - beta / 2 elsewhere.
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", beta: number }  beta: difference below which the loss is quadratic (default: 1)
@@ -104,7 +104,7 @@ local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1),
     if o.weight then check_pair("huber_loss", a, o.weight, "weight") end
     return weighted(where(d:le(o.delta), d * d * 0.5, (d - 0.5 * o.delta) * o.delta), o.weight)
   end)
---- Half the squared difference up to delta, delta * (|difference| - delta / 2) above it (Huber 1964).
+--- difference^2 / 2 where |difference| is at most delta, delta * (|difference| - delta / 2) elsewhere (Huber 1964).
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", delta: number, weight: Tensor }

@@ -3,7 +3,7 @@
 ---
 --- A packed sequence is a plain table, so that it passes through modules and scopes as any table of tensors does: the
 --- rows of all sequences without padding, first those of step 1, the longest sequence first; and the number of rows of
---- each step. The functions compute positions of rows on the CPU, from lengths, and move rows with one index_select.
+--- each step. Packing and padding compute positions of rows on the CPU, from lengths, and move rows by index_select.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -27,7 +27,7 @@ local rnn = {}
 --- Whether x is a packed sequence.
 function M.is_packed(x) return opts.is_plain(x) and is_tensor(x.data) and is_tensor(x.batch_sizes) end
 
---- Refuses tables that are no packed sequence. who: named in messages.
+--- Raises unless x is a packed sequence. who: named in messages.
 function M.check(x, who)
   if not opts.is_plain(x) then opts.wrong(x, "a packed sequence", "%s", who) end
   opts.expect(x.data, a_tensor, "%s: field 'data' of a packed sequence", who)

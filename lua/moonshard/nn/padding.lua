@@ -9,7 +9,7 @@ local function padding_class(name, n, mode, valued)
   local cls = Module:extend(name)
   ---@param padding integer|integer[]
   ---   elements to add at every end, or a list: before and after in the last dimension, then in the one before it
-  ---@param value? number  value of the new elements; required by padding with a constant, else refused
+  ---@param value? number  value of the new elements; required if `valued`, else refused
   function cls:init(padding, value)
     local list = {}
     local good = type(padding) == "number" or opts.is_plain(padding) and #padding == 2 * n

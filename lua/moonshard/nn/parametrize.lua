@@ -2,7 +2,7 @@
 --- nn.utils.parametrize: parameters that are computed from others. The module gets the class "Parametrized<Class>",
 --- which extends the class it had, and the child `parametrizations`, with a ParametrizationList for each such
 --- parameter: its original parameters and the modules that compute. Layers read parameters as fields (`_slots`), so the
---- values are put there while forward runs; elsewhere, reading the field computes them.
+--- values are put there while forward runs; at other times, reading the field computes them.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local containers = require "moonshard.nn.containers"
@@ -129,7 +129,7 @@ function M.is_parametrized(m, name)
 end
 
 --- Makes a parameter the result of a module, the parametrization. It is called with the original, a parameter that the
---- state dict names "parametrizations.weight.original". If the parametrization has a method right_inverse(value), the
+--- state dict names, for name = "weight", "parametrizations.weight.original". If the parametrization has a method right_inverse(value), the
 --- originals are its results ("original0", "original1" … if they are several), and the parameter can be assigned.
 --- Further parametrizations of the parameter get the results of those before. The value is computed once per forward,
 --- and when the field is read. To be called before sharding. Errors: the parametrization changes the shape.

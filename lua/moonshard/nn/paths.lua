@@ -80,7 +80,7 @@ function Module:add_module(name, m)
   return self
 end
 
--- Containers whose children are numbered override it.
+-- Containers whose children are numbered override this method.
 function Module._add_child(self, name, m)
   if rawget(self, "_slots")[name] ~= nil and self._kind[name] ~= "module" then
     raise("add_module: %s already has a field '%s'", self:class_name(), name)

@@ -127,7 +127,7 @@ end
 -- ---- functions -------------------------------------------------------------------------------------
 
 --- Sets the elements of the least absolute value to 0, now and in training. A further call prunes among the elements
---- that are left. To be called before sharding.
+--- that are not pruned yet. To be called before sharding.
 ---@param m Module  a layer
 ---@param name string  name of the parameter
 ---@param amount number  below 1: the fraction of the elements to prune; else their number
@@ -210,7 +210,7 @@ end
 
 --- Prunes several parameters together: the elements of the least absolute value among all of them, or random ones.
 ---@param parameters table[]  pairs { module, name }
----@param amount number  below 1: the fraction to prune of all elements that are left; else the number to prune
+---@param amount number  below 1: the fraction to prune of all elements that are not pruned yet; else the number to prune
 ---@param given? { method: "l1"|"random" }  method: "l1": the least absolute values; "random": random elements (default: "l1")
 function M.global_unstructured(parameters, amount, given)
   local who = "global_unstructured"

@@ -2,7 +2,7 @@
 --- The Module class: registration by assignment, listings, printing. Paths are in paths.lua, calls in call.lua, modes
 --- and state in state.lua and state_hooks.lua; module.lua puts these files together.
 ---
---- Everything that a script assigns to an instance is in its table `_slots`. `_kind` maps registered names to their
+--- What a script assigns to a named field of an instance is in its table `_slots`. `_kind` maps registered names to their
 --- kind; `_params`, `_buffers` and `_children` list them in order. The instance itself has no other fields than those
 --- whose names begin with "_" and array elements, so __newindex is called when a script assigns to a named field. The
 --- array elements of containers are their children (containers.lua).
@@ -113,7 +113,7 @@ function Module.__construct(cls, ...)
     init(self, ...)
     warn_unregistered(self)
   elseif cls.initialize then
-    -- A constructor in other class libraries. Not refused, because a script may call such a method itself.
+    -- `initialize` is a constructor in other class libraries. It is not refused: a script may call such a method itself.
     local name = rawget(cls, "__name")
     log.warn_once(("%s: %s(...) does not call %s:initialize; the constructor of a Module is init: function %s:init(...)")
       :format(name, name, name, name))
@@ -245,7 +245,7 @@ local function check_cycle(self, name, value)
   end
 end
 
--- Assigns module[name] = value. Containers, which keep children elsewhere, override it.
+-- Assigns module[name] = value. Containers, which keep children elsewhere, override this function.
 function Module._assign(self, name, value)
   if type(name) == "number" and not is_module(value) then
     if is_parameter(value) then
@@ -327,7 +327,7 @@ end
 
 -- ---- listings -----------------------------------------------------------------------------------
 
--- The children in order: an array of names and an array of modules. Containers override it to add their elements.
+-- Returns the names and the modules of the children, in order. Containers override this function to add their elements.
 function Module._child_list(self)
   local names, modules = {}, {}
   local slots = self._slots
@@ -339,7 +339,7 @@ local function join(prefix, name) return prefix == "" and name or prefix .. "." 
 
 -- Appends the module and its descendants to names and modules: each module once, or under every name if seen is nil.
 -- `path` contains the enclosing modules, to detect a module that contains itself (assignments to list elements cannot
--- be checked). A wrapper (a class with `_wraps`) does not appear in names: its child `module` gets the wrapper's name.
+-- be checked). A wrapper (a class with `_wraps`) adds nothing to names: its child `module` has the wrapper's name.
 local function walk(self, prefix, seen, names, modules, path)
   if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then

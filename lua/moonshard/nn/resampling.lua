@@ -36,7 +36,8 @@ end
 
 -- ---- interpolation ----------------------------------------------------------------------------------
 
--- For each mode the number of dimensions after batch and channels (nil: 1 to 3), and the kind of resampling.
+-- For each mode the number of dimensions after batch and channels (nil: 1 to 3), and the kind of resampling (nil: the
+-- mode is an adaptive pooling).
 local modes = {
   nearest = { kind = "nearest" }, ["nearest-exact"] = { kind = "nearest-exact" }, area = {},
   linear = { kind = "linear", dims = 1 }, bilinear = { kind = "linear", dims = 2 },
@@ -131,7 +132,7 @@ function M.columns(who, kernel, given)
   return o
 end
 
--- Calls im2col, or col2im if size, the image's { H, W }, is given.
+-- Calls op, im2col or col2im. size: for col2im, the image's { H, W }.
 local function columns(who, op, x, o, size)
   a_in[0] = id_of(x, who)
   for d = 1, 2 do

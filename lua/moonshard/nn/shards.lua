@@ -42,7 +42,7 @@ function M.own(p, whole)
   return whole:narrow(info.dim + 1, first + 1, here)
 end
 
---- Releases a gathered copy of p, which a change of this rank's part has made stale.
+--- Reshards p's unit if it is gathered and idle: a change of this rank's part has made the gathered copy of p stale.
 function M.drop_gathered(p)
   local unit = lib.ms_unit_of(p.id)
   if unit ~= 0 and lib.ms_unit_is_gathered(unit) ~= 0 and lib.ms_unit_is_idle(unit) ~= 0 then

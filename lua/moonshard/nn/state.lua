@@ -297,8 +297,8 @@ local function check_fit(name, value, t)
   end
 end
 
---- Compares a state dict with the model; raises if shapes do not match, or, with strict, if names do not, unless hooks
---- may edit the names. o: the options strict and count_from.
+--- Compares a state dict with the model; raises if an entry is no tensor or has another shape, or, with strict, if the
+--- names do not match, unless hooks may edit the names. o: the options strict and count_from.
 ---@param fits? fun(name: string, value: Tensor, t: any): string?  what is wrong with t for value, or nil
 ---@return string[] missing, string[] unexpected
 function Module._check_state(self, sd, o, fits)

@@ -72,7 +72,7 @@ function Module._extra_states(self)
 end
 
 --- Sets the extra states.
----@param value_of fun(name: string): any  by name; nil: left as it is
+---@param value_of fun(name: string): any  the extra state of that name; nil: the module's state does not change
 function Module._set_extra_states(self, value_of)
   local names, modules = self:_extras()
   for k, name in ipairs(names) do

@@ -75,7 +75,8 @@ local function swap(self)
   end
 end
 
---- Exchanges the parameters' values and the averages; a second call restores both.
+--- Exchanges the parameters' values and the averages; a second call restores both. Averages of parameters in float16 or
+--- bfloat16 are rounded to that dtype.
 function EMA:swap() no_grad(scope.scope, swap, self) end
 
 --- Runs fn while the parameters have the averages as values, and restores them, also after an error.
@@ -181,7 +182,7 @@ local function take_all(self, model)
   self.n_averaged:add_(1)
 end
 
---- Takes a model's present parameters into the averages.
+--- Takes a model's present parameters into the averages; buffers are averaged with use_buffers, else copied.
 ---@param model Module  has the parameters of the averaged model
 function AveragedModel:update_parameters(model)
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "update_parameters: argument 1")

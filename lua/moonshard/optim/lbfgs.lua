@@ -78,7 +78,7 @@ end
 
 -- ---- the line search ------------------------------------------------------------------------------
 
--- The minimum in [low, high] of the cubic with values f and slopes g at a and b (Nocedal & Wright, equation 3.59).
+-- The minimum in [low, high] of the cubic with the losses and slopes of points a and b (Nocedal & Wright, eq. 3.59).
 local function cubic_minimum(a, b, low, high)
   low, high = low or min(a.t, b.t), high or max(a.t, b.t)
   if a.t > b.t then a, b = b, a end
@@ -110,8 +110,8 @@ local function bracket(at, start, t, limit)
   return { start, now }, false, n
 end
 
--- Narrows a bracket (algorithm 3.6) to a point that fulfils the conditions, or until it is narrower than `least` or n,
--- the number of evaluations after the first, is `limit`. Returns the best point.
+-- Narrows a bracket (algorithm 3.6) to a point that fulfils the strong Wolfe conditions, or until it is narrower than
+-- `least` or n, the number of evaluations after the first, is `limit`. Returns the best point.
 local function narrow(at, start, points, n, limit, least)
   local low, high = points[1], points[2]
   if high.loss < low.loss then low, high = high, low end
@@ -164,7 +164,7 @@ local function direction(entry, g)
   return r
 end
 
--- Adds the last iteration's change of the gradient, and its step, to the history.
+-- Adds the last iteration's change of the gradient, and its step, to the history, if their dot product is above 1e-10.
 local function remember(entry, g, size)
   local change, step = g - entry.last_grad, entry.direction * entry.length
   local product = change:dot(step):item()

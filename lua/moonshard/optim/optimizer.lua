@@ -100,7 +100,7 @@ local function construct(self, params, given, spec)
   end
 end
 
---- Initialises a new optimizer. spec: its options, as opts takes them.
+--- _construct(self, params, given, spec) initialises a new optimizer. spec: its options, as opts takes them.
 Optimizer._construct = construct
 
 --- Adds a group. Errors: a parameter that belongs to another group or is not a leaf.

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks). In the first iterations gradients are
---- averaged over all ranks. Later they are averaged over a subgroup, or not at all, and an averager averages
+--- averaged over all ranks or a group. Later they are averaged over a subgroup, or not at all, and an averager averages
 --- parameters, over all ranks or a group, every few steps.
 ---
 ---   local hooks = nn.ddp_hooks

@@ -31,8 +31,8 @@ local function units_in(m, x)
   return units
 end
 
---- Groups that together contain all ranks of a model's units: only the world if a unit spans it; none if nothing is
---- sharded or replicated.
+--- Groups that together contain all ranks of a model's units: only the world if one of them, or a mesh of two, spans it;
+--- none if nothing is sharded or replicated.
 ---@param m Module  a model with units
 ---@param x? any  the state dict to load
 ---@return Group[]

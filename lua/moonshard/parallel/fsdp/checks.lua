@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Tools to inspect sharded training: a record of the schedule, and the comparison of a sharded model with the model
---- before sharding.
+--- Tools to inspect sharded training: a record of the gathers and reshards of units, and the comparison of a sharded
+--- model with the model before sharding.
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"

@@ -175,7 +175,7 @@ local function check_alike(root)
   end
 end
 
--- FSDP_USE_FULL_PREC_IN_EVAL: in eval mode, the units of a root compute in full precision.
+-- For the environment variable FSDP_USE_FULL_PREC_IN_EVAL: below a root, instances in eval mode use full precision.
 local function set_precision(root)
   if lib.ms_unit_root(root.handle) ~= root.handle then return end
   for _, unit in ipairs(module.units_below(root.modules[1])) do

@@ -2,10 +2,10 @@
 --- Checks the execution order of FSDP units at debug level "detail": all ranks must run their units in the same order,
 --- and every iteration in the order of the first one.
 ---
---- In the first iteration, until the end of its first backward, every unit's forward is compared between the ranks; a
---- difference is an error on all ranks. In later iterations each rank compares with its own first iteration, without a
---- collective, and warns of a difference: at once, or at the end of an iteration with fewer units. At other debug
---- levels a difference between ranks is still an error, because the fingerprints of collectives name the unit.
+--- In the first iteration, until the end of its first backward, each forward in training mode is compared between the
+--- ranks; a difference is an error on all ranks. In later iterations each rank compares with its own first iteration,
+--- without a collective, and warns of a difference: at once, or at the end of an iteration with fewer units. At other
+--- debug levels a difference between ranks is still an error, because the fingerprints of collectives name the unit.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"

@@ -15,7 +15,8 @@ local M = { MixedPrecision = precision.MixedPrecision, is_precision = precision.
 local Policy = { __name = "MixedPrecisionPolicy" }
 Policy.__index = Policy
 
---- Sets the dtypes of a unit's parameters, reductions and outputs; without an option, the dtype does not change.
+--- Sets the dtypes of a unit's parameters, reductions and outputs. A dtype that is not given does
+--- not change; without reduce_dtype, gradients are reduced in param_dtype.
 ---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
 ---   param_dtype: dtype of gathered parameters and of computation; reduce_dtype: dtype of gradient reductions (default:
 ---   param_dtype); output_dtype: dtype of the module's floating point outputs; cast_forward_inputs: casts floating
