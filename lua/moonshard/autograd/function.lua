@@ -183,8 +183,8 @@ end
 
 --- Makes a function with its own backward, called as `f(…)`. backward receives a gradient for each result of forward
 --- (zeros if none arrived, nil if the result is not a tensor) and returns a gradient or nil for each argument of
---- forward. `ctx.needs_grad[i]` says whether argument i needs a gradient; all other fields of ctx are free for the
---- script.
+--- forward. `ctx.needs_grad[i]` says whether argument i needs a gradient; scripts may add fields to ctx whose names do
+--- not begin with `_`.
 ---@param def { forward: fun(ctx: FunctionContext, ...): any, backward: fun(ctx: FunctionContext, ...): any }
 ---   forward: computes the results, without recording; backward: computes gradients of the arguments
 ---@return fun(...): any
@@ -231,7 +231,7 @@ function M.checkpoint(fn, ...)
   if n_in > 63 or outs.n > 64 then
     errors.raise("checkpoint: %d arguments and %d results, expected at most 63 arguments and 64 results", n_in, outs.n)
   end
-  -- Keeps the arguments until fn has run again.
+  -- Keeps the arguments, with which backward runs fn again, until the node is freed.
   local kept = {}
   for k = 1, n_in do
     local t = args[k]

@@ -90,7 +90,7 @@ end
 local refusals = {}                                     -- field -> the message about it, or false
 
 --- Called when a script reads or assigns a field that a tensor does not have: raises if it is one of PyTorch's, or a
---- misspelt requires_grad. Both would do nothing, and scripts seldom mean fields of their own by these names.
+--- misspelt requires_grad. Such a field has no effect, and scripts seldom mean fields of their own by these names.
 ---@param name string  the field
 function M.field(name)
   local text = refusals[name]

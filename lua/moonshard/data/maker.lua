@@ -141,7 +141,8 @@ local function batch_of_block(self, epoch, k)
   return collated(self, own, positions)
 end
 
---- Batch k (from 0) of a stream. If the last block does not divide among the ranks, items repeat; drop_last omits it.
+--- Batch k (from 0) of a stream. A last block that does not divide among the ranks repeats items; drop_last omits a
+--- block that is not full.
 ---@return table?  nil: the stream has no such batch
 function Maker:block(epoch, k) return scope.run("DataLoader", batch_of_block, self, epoch, k) end
 

@@ -379,7 +379,7 @@ function M.RandomRotation(degrees, given)
   end
 end
 
--- The ranges of the two angles of option 'shear': of one number, one range or two.
+-- The ranges of the two angles of option 'shear', which is one number, one range or two ranges.
 local function shears(v, who)
   if v == nil then return { 0, 0 }, { 0, 0 } end
   opts.need(type(v) == "number" or opts.is_plain(v) and (#v == 2 or #v == 4), v,

@@ -10,9 +10,9 @@ local M = {}
 local MIB = 1024 * 1024
 local function size_of(dtype) return engine.lib.ms_dtype_size(dtypes.number(dtype)) end
 
---- Splits parameters into lists, in the given order. All parameters of a list have the same dtype and device; a list
---- ends when it reaches its limit in bytes. limits: the limit of the first list of each dtype and device, then that of
---- later lists. dtype_of(p): the dtype of the list's flat buffer (default: p's dtype).
+--- Splits parameters into lists, in the given order. All parameters of a list have the same device and dtype_of(p), the
+--- dtype of the list's flat buffer (default: p's dtype). A list ends when it reaches its limit in bytes. limits: the
+--- limit of the first list of each dtype and device, then that of later lists.
 ---@param params Parameter[]
 ---@param limits number[]
 ---@param dtype_of? fun(p: Parameter): string
