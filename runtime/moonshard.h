@@ -151,8 +151,8 @@ MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued o
 // Copies src to dst on the copy stream, between the CPU and a GPU or within one device. Returns at once; the next
 // operator on dst or src waits for the copy.
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
-// Pins t's memory for copies to a GPU, if the tensor is on the CPU and its block has 256 KiB or more, which are pages
-// of its own. The block stays pinned when the tensor is released, and tensors of its size use it again. A copy from
+// Pins t's memory for copies to a GPU, if the tensor is on the CPU and its block has 256 KiB or more: smaller blocks
+// share pages. The block stays pinned when the tensor is released, and tensors of its size use it again. A copy from
 // pinned memory is queued: the host does not wait; operators that change the source wait.
 MS_API ms_status ms_pin(ms_id t);
 MS_API int ms_is_pinned(ms_id t);
@@ -413,9 +413,9 @@ MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
 // operator that made t. MS_EINVAL unless that operator has one output, keeps all of its inputs and not its output for
 // its own backward, and is neither in place nor random. No-op if t has no graph.
 MS_API ms_status ms_recompute(ms_id t);
-// Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan; 2: nan, and inf unless
-// an input or one of the operator's numbers is infinite. ms_anomaly_line sets the script's line of the operator that
-// made t; errors of its backward name it.
+// Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan, unless one of the
+// operator's numbers is nan; 2: also inf, unless an input or one of the numbers is infinite. ms_anomaly_line sets the
+// script's line of the operator that made t; errors of its backward name it.
 MS_API void ms_set_anomaly(int what);
 MS_API ms_status ms_anomaly_line(ms_id t, const char *line);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
@@ -458,7 +458,7 @@ enum { MS_VIEWS_SHARDED, MS_VIEWS_FLAT, MS_VIEWS_PIECES };
 enum { MS_PREFETCH_PRE, MS_PREFETCH_POST, MS_PREFETCH_NONE };
 typedef struct {
     double group;  // id of the shard group
-    // MS_VIEWS_*; MS_PREFETCH_*; 1: reduced gradients keep reduce_dtype.
+    // MS_VIEWS_*; MS_PREFETCH_*; keep_low_precision_grads 1: reduced gradients keep reduce_dtype.
     int32_t views, backward_prefetch, keep_low_precision_grads;
     int32_t offload;                // 1: shards and their gradients stay on the CPU; 2: in pinned memory
     int32_t device;                 // the device on which the unit computes; -1: the parameters' current device
@@ -466,7 +466,7 @@ typedef struct {
     int32_t reshard_after_forward;  // 1: yes; 0: no; -1: yes unless it is the root; > 1: size of reshard_group
     int32_t param_dtype, reduce_dtype, output_dtype;  // -1: unchanged
     int32_t cast_forward_inputs;                      // 1: floating-point inputs of forward are cast to param_dtype
-    int32_t replicates, reshards_to;                  // 1: replicate_group is given; 1: reshard_group is given
+    int32_t replicates, reshards_to;                  // 1: replicate_group, or reshard_group, is given
     double replicate_group;  // ranks that hold the same shards and all-reduce their reduced gradients
     double reshard_group;    // ranks (consecutive members of group) that keep slices of the parameters after forward
     // For each parameter, the dimension that is sharded (layout rows only); NULL: the first. The size of a later
@@ -607,7 +607,7 @@ MS_API ms_status ms_unit_extension_inputs(double unit, int e, int n, const ms_id
 MS_API int ms_unit_extension_outputs(double unit, int e, ms_id *out, int capacity);
 MS_API ms_status ms_unit_extension_whole(double unit, int e, int n_whole, const ms_id *whole, int n_free,
                                          const ms_id *freed);
-// A record of the schedule's events, in order. prefetched is only set for UNSHARD.
+// A record of when units are gathered (UNSHARD) and resharded and end their backward. prefetched: only for UNSHARD.
 enum { MS_UNIT_EV_UNSHARD, MS_UNIT_EV_RESHARD, MS_UNIT_EV_POST_BACKWARD };
 typedef struct {
     int32_t event, prefetched;
@@ -837,8 +837,8 @@ MS_API ms_status ms_dist_settle(double number);
 // ---- files ------------------------------------------------------------------------------------
 
 // Writes a safetensors file: ms_saver_new (NULL on failure), metadata, declare every tensor, write them in any order
-// (so the caller needs only one whole tensor at a time), commit. After commit the complete file is on disk; before, it
-// does not exist. ms_saver_abort frees the saver, before or after commit.
+// (so the caller needs only one whole tensor at a time), commit. After commit the complete file is on disk; before,
+// `path` is unchanged. ms_saver_abort frees the saver, before or after commit.
 typedef struct ms_saver ms_saver;
 MS_API ms_saver *ms_saver_new(const char *path);
 MS_API ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value);
@@ -895,7 +895,7 @@ typedef enum {
 
 // A folder that is replaced as a whole, also by several processes at once.
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
-//  look     opens the folder that has the name, if any; *same (if not NULL): whether the last look found the same one
+//  look     opens the folder that has the name, if any; *same (if not NULL): whether the look before found the same one
 //  make     creates a temporary folder beside the target; the caller fills it (its path is ms_folder_made)
 //  commit   gives the temporary folder the name and syncs it to disk; *how is an ms_commit_how (MS_COMMIT_INSIDE:
 //           nothing has been renamed)

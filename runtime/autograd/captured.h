@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // autograd/captured.h -- what a captured step (device/capture.h) does to the grads of leaves.
 //
-// A repetition runs no backward: it computes the bytes of the grads that the recorded step left and sets them again. A
-// repetition is only correct if the grads that the step reads or adds to are those that it found when it was recorded.
+// A repetition runs no backward: it computes the bytes of the grads that the leaves had when the recorded step ended,
+// and makes these tensors the grads again. It is only correct if the grads that the step reads or adds to are the same
+// tensors as when the step was recorded.
 #ifndef MS_AUTOGRAD_CAPTURED_H
 #define MS_AUTOGRAD_CAPTURED_H
 
@@ -18,11 +19,11 @@ static inline void ms__grad_is_read(ms_leaf *l)
     if (MS_UNLIKELY(ms__capturing != NULL)) ms__note_grad_read(ms__capturing, l);
 }
 
-// To be called at the end of the recording. *pinned: the number of pinned blocks that the grads use.
+// To be called at the end of the recording. *pinned: the number of pinned blocks (ms_pins) that the grads use.
 ms_status ms__captured_grads_end(ms_captured *c, int *pinned);
 // To be called before a repetition. Fails if a grad is not as the step needs it.
 ms_status ms__captured_grads_check(const ms_captured *c);
-// To be called after a repetition. Sets the grads that the recorded step left.
+// To be called after a repetition. Sets the leaves' grads to those at the end of the recorded step.
 void ms__captured_grads_set(const ms_captured *c);
 void ms__captured_grads_forget(ms_captured *c);
 

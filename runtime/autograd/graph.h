@@ -32,7 +32,7 @@ struct ms_hook {  // a hook on a node's output or on a leaf
     ms_hook_kind kind;
     int index;  // which output of the node
     double key, handle;
-    void *unit;  // UNIT: pre_backward(unit, use) of the owner runs before the gradient is used
+    void *unit;  // UNIT: pre_backward(unit, use) of ms__run_owner runs before the gradient is used
     int64_t use;
     ms_hook **list;  // the list that contains this hook
     ms_hook *next;

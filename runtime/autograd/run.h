@@ -30,7 +30,7 @@ ms_run_state ms__run_event(ms_run *run, ms_event *ev, const ms_question *q);
 // The script's answers to the last event; borrowed until the step returns.
 int ms__run_answers(ms_run *run, ms_tensor *const **t);
 bool ms__run_is_backward(const ms_run *run);
-bool ms__run_has_units(const ms_run *run);  // whether the run reaches nodes of units
+bool ms__run_has_units(const ms_run *run);  // whether the run reaches units: their hooks, parameters or forwards
 // Marks the innermost open run, if any, as one that reaches units. Called before a unit's forward, which a hook or a
 // recomputed region may run.
 void ms__run_meets_unit(void);

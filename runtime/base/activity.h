@@ -10,7 +10,7 @@
 typedef struct {
     uint64_t calls;    // number of long engine calls begun
     int32_t inside;    // nesting depth of long engine calls
-    int32_t joined;    // 0: before dist.init, or it failed; 1: in dist.init; 2: joined
+    int32_t joined;    // 0: before dist.init, or after it has failed; 1: in dist.init; 2: it has succeeded
     uint64_t error;    // hash of the error that ended the script; 0 if none did
     int64_t error_at;  // when `error` was set (ms__now_ns)
 } ms_activity;

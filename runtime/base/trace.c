@@ -53,7 +53,7 @@ typedef struct text {
 static text *texts[4096];
 static int n_recordings;
 
-// Returns a copy of s that lives as long as the active recordings. The caller must hold the lock.
+// Returns a copy of s, which is freed with the last recording; "" if there is no memory. The caller must hold the lock.
 static const char *keep(const char *s)
 {
     if (!s || !*s) return "";

@@ -38,7 +38,7 @@ typedef struct {
 // copied when the range ends; it may be NULL.
 void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, const char *detail);
 void ms__range_close(ms_open_range *r);
-// Formats a text that lives as long as the active recordings. For the engine thread and workers.
+// Formats a text, which is freed with the last recording; "" if none is active. For the engine thread and workers.
 const char *ms__trace_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 bool ms__trace_shapes(void);  // whether an active recording includes shapes
 // Ends the range of the previous step and begins that of `step`; -1: the loop over ms.steps has ended.

@@ -18,8 +18,8 @@
 #define MS_UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-// Maximum size of an arena; 0: unlimited. valgrind takes minutes to reserve an arena of the usual size, twice the
-// machine's memory.
+// Upper limit of the memory size from which pool.c derives the size of arenas; 0: none. valgrind takes minutes to
+// reserve an arena of the usual size, twice the machine's memory.
 #if defined(MS_MEMCHECK)
 #define MS_ARENA ((size_t)1 << 30)
 #else

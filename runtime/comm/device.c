@@ -35,7 +35,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     c->gpu.stage = s;
     char *in = c->in.data, *out = c->out.data;
     size_t in_bytes = c->in.bytes, out_bytes = c->out.bytes;
-    if (c->n_pieces) {  // pieces are placed relative to the beginning of their storages
+    if (c->n_pieces) {  // pieces may reach to the ends of their storages
         if (c->in.storage) in_bytes = c->in.storage->bytes - (size_t)(in - (char *)c->in.storage->data);
         if (c->out.storage) out_bytes = c->out.storage->bytes - (size_t)(out - (char *)c->out.storage->data);
         s->runs = true;

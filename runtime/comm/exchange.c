@@ -136,7 +136,7 @@ static ms_status mismatch(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     c->mismatched = true;
-    // The message also lists members that arrive within 20 ms.
+    // Unless a call was refused, the message also lists members that arrive within 20 ms.
     int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
         if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->number) k++;
@@ -273,7 +273,7 @@ enum { MAX_TURNS = 3 };
 // The members' places in the script, as their slots say.
 typedef struct {
     int behind, ahead;  // behind: number of members that are behind; ahead: the last member that is not; -1: none
-    // turns: the group's turns so far (see ms_group); known: 1 + the member that was ahead in the last one, 0: unknown
+    // turns, known: the latest values of `turns` and `ahead` of ms_group that a member knows
     int turns, known;
     bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind
     bool apart;          // some members are at different places whose order is unknown
@@ -298,7 +298,7 @@ static places read_places(const ms_coll *c)
         for (int j = 0; j < k && !r.apart; j++) r.apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, place);
     }
     // If ranks make the same call in different lines, comparing lines would put a different member ahead at every
-    // attempt. After MAX_TURNS turns lines are no longer compared.
+    // attempt. Lines are no longer compared once `turns` of ms_group has reached MAX_TURNS.
     r.by_line = r.turns < MAX_TURNS && c->op != OP_SEND_RECV;
     for (int k = 0; k < g->n; k++)
         if (is_behind(c, k, r.by_line)) r.behind++;
@@ -311,8 +311,8 @@ static places read_places(const ms_coll *c)
 // Matches the members' calls again after an error. For each member, c is its first call after the error. The error may
 // have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
 // failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
-// slots, so they decide alike. That includes the turns: a member that leaves an attempt because of a published error
-// does not take part in its decision, and learns it from the slots of the next attempt.
+// slots, so they decide alike. A member that leaves an attempt because of a published error does not take part in its
+// decision, and learns the resulting `turns` and `ahead` of ms_group from the slots of the next attempt.
 static ms_status resume(ms_waiter *w, const places *r)
 {
     ms_coll *c = w->c;

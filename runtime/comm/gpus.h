@@ -19,7 +19,7 @@ struct ms_there {
     bool used;          // the members move the bytes on their GPUs; otherwise through the windows
     ms_gpu_place in, out, *parts;
     int begin, end;     // numbers of this rank's events (ms_slot); -1: none
-    void *ready;        // an event of the compute stream, after which the tensors are ready; NULL: c runs there
+    void *ready;        // an event of the compute stream: the tensors are then ready; NULL: c runs on that stream
     ms_flight *flight;  // by which the host notices that queued work hangs (gpu_wait.c); NULL if `shared` is false
     ms_status failed;
 };
@@ -51,8 +51,9 @@ bool ms__gpu_has_events(int index);  // engine thread: whether this rank can mak
 bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine thread; false: peers cannot map it
 // Returns 1 if the peer has mapped this rank's arena, -1 if it cannot, 0 if it has not tried.
 int ms__gpu_mapped(uint32_t arena, int rank);
-char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // in this process; NULL with the error set
-ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
+// Returns the address of byte `at` of a rank's arena in this process; NULL with the error set.
+char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);
+ms_status ms__gpu_event_take(int index, int *number);  // engine thread
 // ms__gpu_event_drop (engine thread) gives an event back. used: the collective in which peers wait for it; NULL: none.
 typedef struct {
     const ms_group *g;
@@ -81,7 +82,7 @@ ms_status ms__flight_queued(ms_flight *f, const ms_coll *c);
 // Lists the entry of c until the GPU has passed c; if the work of c was not queued, frees the entry at once. With the
 // entry, this rank's two events are given back.
 void ms__flight_begin(ms_flight *f, const ms_coll *c);
-void ms__flight_free(ms_flight *f);  // an entry that was not listed
+void ms__flight_free(ms_flight *f);  // frees an entry that is not listed
 void ms__flights_land(void);         // removes the collectives that the GPU has passed, and gives their events back
 // Called while the engine thread waits for a GPU or a queue. Fails if a peer's GPU has not done its part of the oldest
 // collective within the timeout, or if a peer has reported that.

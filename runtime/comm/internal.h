@@ -64,7 +64,7 @@ typedef struct {
     int32_t line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_resumption;
 
-// What one rank requests. The requests of all members must be equal, apart from the script's line; otherwise the
+// What one rank requests. The fields that ms__fingerprint_hash reads must be equal on all members; otherwise the
 // collective fails before data moves.
 typedef struct {
     uint8_t op, dtype, reduction, text_only;  // text_only: do not compare unit and model
@@ -343,7 +343,7 @@ extern pthread_mutex_t ms__groups_lock;                   // protects the list o
 ms_group *ms__group_listed(double id);                    // also finds groups without this rank; NULL: no such group
 ms_group *ms__pair(int from, int to);                     // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
-void ms__each_group(void (*fn)(ms_group *));  // for all groups and pairs with this rank; engine thread
+void ms__each_group(void (*fn)(ms_group *));  // calls fn for all groups and pairs with this rank; engine thread
 
 // ---- comm/job/arena.c: the memory of peers ----
 ms_status ms__arenas_start(void);
@@ -373,7 +373,7 @@ ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerpr
 void ms__group_text(const ms_group *g, char *out, size_t n);
 
 // ---- comm/job/deadlock.c ----
-ms_status ms__wait_deadlock(ms_waiter *w);  // fails if w's wait is part of a deadlock, on every rank of it
+ms_status ms__wait_deadlock(ms_waiter *w);  // fails, and publishes the error, if w's wait is part of a deadlock
 
 // ---- comm/error.c: errors that a script survives ----
 ms_status ms__comm_meet_error(void);  // engine thread: fails once for each published error that this rank has not met

@@ -95,11 +95,11 @@ SCALE_LOOPS(f32, float)
 SCALE_LOOPS(f64, double)
 // clang-format on
 
-// The sum of two ranks with a mean or a scale is the most frequent reduction in training, so it has a loop that needs
-// one pass. d may be a or b. Data that a peer has just written is in the cache of the peer's core, too far away for the
-// hardware prefetcher: prefetching 2 KiB ahead raises the read rate from 36 to 54 GB/s (copies of 512 KiB). The
-// destination is prefetched as well. Non-temporal stores would avoid reading it, but a core keeps few of them in flight
-// (64 MiB: copied in 14.5 instead of 11.8 ms, reduced in 10.9 instead of 8.6 ms).
+// The sum, scaled sum or mean of two ranks' values is the most frequent reduction in training, so it has a loop of its
+// own, which needs one pass. d may be a or b. Data that a peer has just written is in the cache of the peer's core, too
+// far away for the hardware prefetcher: prefetching 2 KiB ahead raises the read rate from 36 to 54 GB/s (copies of 512
+// KiB). The destination is prefetched as well. Non-temporal stores would avoid reading it, but a core keeps few of them
+// in flight (64 MiB: copied in 14.5 instead of 11.8 ms, reduced in 10.9 instead of 8.6 ms).
 enum { AHEAD = 2048, STEP = 64 };
 #define PAIR_LOOP(N, T, TO, FROM)                                                                              \
     MS_KERNEL static void pair_##N(T *d, const T *a, const T *b, float m, size_t n)                            \

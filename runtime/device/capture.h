@@ -60,7 +60,7 @@ struct ms_captured {
     uint64_t first_node;     // nodes of the graph with a lower sequence number are older than the step
     bool sends;              // the step has collectives of several ranks
     void *unless;            // train/scaler.c: the work that may skip what is being recorded; NULL: none
-    bool left;               // this step's work is not that of the next ones: discard the recording
+    bool left;               // ms_capture_leave was called: the recording is discarded
     ms_captured_work *next;  // in a repetition, the work that follows the current one
     struct ms_seen *seen;    // ops/captured.c: the tensors and storages that the work uses
     struct ms_noted *noted;  // autograd/captured.c: the leaves whose grads the step uses or sets

@@ -186,8 +186,8 @@ typedef struct ms_cuda_table {
     void (*mark)(int index, void *p, size_t used, size_t size);
     ms_status (*host_alloc)(size_t bytes, void **out);  // pinned memory
     void (*host_free)(void *p);
-    // Queues a copy. The caller may write to a source in host memory as soon as the call returns: the driver stages
-    // pageable memory, and the call waits for a copy from pinned memory.
+    // Queues a copy. Except with MS_TO_DEVICE_LATER, the caller may write to a source in host memory as soon as the
+    // call returns: the driver stages pageable memory, and the call waits for a copy from pinned memory.
     ms_status (*copy)(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way);
     // Copies on the compute stream of `from`; both devices' compute streams then wait for the copy.
     ms_status (*copy_peer)(int to, void *dst, int from, const void *src, size_t bytes);

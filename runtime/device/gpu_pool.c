@@ -25,7 +25,7 @@ bool ms__gpu_lasting;
 
 ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &gpus[index].use : NULL; }
 
-// The start addresses of all chunks, for sharing blocks: other processes can only map whole allocations of the driver.
+// The start addresses of chunks, for sharing blocks: other processes can only map whole allocations of the driver.
 static char **chunks;
 static int n_chunks, cap_chunks;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // device/pool.h -- the caching allocator: one pool per device. Freed blocks are reused without a system call: they are
 // kept by size class; large blocks of a GPU are instead merged with their neighbours (slab.h). If there are peers on
-// the node, the CPU's arenas are memfds, so that peers can map them and read any tensor in place.
+// the node, the CPU's arenas are memfds if possible, so that peers can map them and read tensors in place.
 //
 // The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks, `kinds` their sums by what
 // the blocks hold.

@@ -30,7 +30,7 @@ struct ms_pending {
     const void *step;  // the captured step during whose recording it was queued; NULL: none
     int number;        // its number in that step
     // The work that the record has queued on a GPU (ms__queued). end: the event after it, written before `done`; NULL:
-    // there is no such work. joined, holders: engine thread only.
+    // there is no such work. joined: ms__event_join has been called; holders: of ms__event_hold; engine thread only.
     int device, gpu_stream;
     void *end;
     bool joined;
@@ -67,7 +67,7 @@ static atomic_int n_finished,
     n_queued;  // n_finished: finished records, not reaped yet; n_queued: records waiting or running
 static atomic_bool cancelled;
 static ms_record *spare;     // free list; used by the engine thread only
-static ms_record *unjoined;  // finished; held until what follows has waited for them (ms__event_hold); engine thread
+static ms_record *unjoined;  // finished, but holders (ms__event_hold) have not waited for them yet; engine thread only
 static _Thread_local ms_pending *running;  // the event of the record that this worker runs
 
 // comm points ms__engine_waits at a field of the board, where peers read whether this rank is blocked or busy.

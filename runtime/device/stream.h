@@ -44,7 +44,7 @@ void ms__event_number(ms_pending *e, const void *step, int number);  // gives e 
 // as the record has run. Waiting for it makes the compute stream of `device` wait for `end`, not the host: whatever
 // uses the bytes later, also a copy to the CPU, is ordered by that stream.
 void ms__queued(int device, int stream, void *end);
-// Makes the compute stream wait for the work that e's record has queued on a GPU; nothing if e is not done.
+// Makes the compute stream wait for the work that e's record has queued on a GPU; does nothing if e is not done.
 ms_status ms__event_join(ms_pending *e);
 // Whether all work of e is complete, also on a GPU.
 bool ms__event_reached(ms_pending *e);

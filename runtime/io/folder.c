@@ -2,7 +2,7 @@
 // io/folder.c -- small files, and folders that are replaced as a whole.
 //
 // A finished folder gets its name by one rename, which exchanges it with an existing folder of that name: both names
-// exist at every moment. The new folder is filled under the temporary name NAME.tmp-... (files.h) beside the target,
+// exist at every moment. The new folder is filled beside the target under the temporary name NAME.tmp-... (files.h),
 // which becomes NAME.old-... before the exchange. A folder named NAME.tmp-... was therefore made by a save; one named
 // NAME.old-... may be the user's until its content has been checked.
 //

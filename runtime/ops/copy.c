@@ -3,9 +3,10 @@
 // the CPU and a GPU on the copy stream serve offloading: a unit's bytes are copied to the GPU while the previous unit
 // computes, and back while the next one computes.
 //
-// The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that was on the compute
-// stream when the copy was issued, copies, and ends when the copy is complete. Both storages carry the record's event,
-// so that the next operator on either waits, and are retained until the record has ended.
+// An asynchronous copy is a record of the CPU's copy stream (device/stream.h). For a GPU the record makes the GPU's
+// copy stream wait for the work that was on the compute stream when the copy was issued. It ends when the copy is
+// complete. Both storages carry its event, so that the next operator on either waits, and are retained until it has
+// ended.
 #include "device/capture.h"
 #include "device/device.h"
 #include "ops/op.h"

@@ -85,7 +85,7 @@ void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *))
     cuda_kernel[k].run = run;
 }
 
-// The kernels by row: a hash table that calls fill, because looking a name up takes longer than the rest of dispatch.
+// The kernels by row, entered at a row's first call: looking a name up takes longer than the rest of dispatch.
 static struct {
     const ms_op *op;
     ms_status (*run)(ms_call *);

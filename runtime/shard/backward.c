@@ -17,8 +17,8 @@
 
 // ---- backward ---------------------------------------------------------------------------------
 
-// If a unit of the root has all-gather extensions, tasks gather the units, before the node's backward. The task pushed
-// last, for u, runs first.
+// Used if a unit of u's root has all-gather extensions: tasks gather u and the units prefetched with it, before the run
+// processes the node whose hook called pre_backward. The task pushed last, for u, runs first.
 static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
 {
     context *c = u->context;

@@ -17,6 +17,6 @@ ms_status ms__extensions_place(unit *u);  // sets the offsets of inputs and outp
 ms_status ms__extensions_pack(unit *u);   // copies the inputs into u->memory.cast
 ms_status ms__extensions_refill(unit *u);
 void ms__extensions_vacate(unit *u);
-ms_status ms__extensions_made(const unit *u);  // fails if the script has not built the whole of every extension
+ms_status ms__extensions_made(const unit *u);  // fails if the script has not built all whole parameters
 
 #endif

@@ -2,8 +2,8 @@
 // shard/forward.c -- the work of a unit before and after its module's forward (docs/semantics.md#lifecycle).
 //
 // Entering a module gathers its unit, then starts the gather of the unit that followed it in the latest forward, so
-// that this gather overlaps with compute. If units are resharded after their forward, at most two of them besides the
-// root are whole at a time, unless the script removes the limit: then all units that follow are gathered at once.
+// that this gather overlaps with compute. By default one unit is gathered early at a time; if the script removes that
+// limit, all units that follow are gathered at once. A script may also list the units to gather early.
 #include <stdio.h>
 
 #include "shard/gather.h"

@@ -25,7 +25,7 @@ ms_status ms__arenas_start(void)
 }
 
 // Finds the arena that contains p, in the storage's memory: its number on the board (from 1), and p's offset in it.
-// Enters the arena on the board at its first use. False: the memory has no arena and must be staged.
+// Enters the arena on the board at its first use. False: peers cannot map the memory, so it is staged.
 bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at)
 {
     int fd;

@@ -65,7 +65,7 @@ static void mark_reported(void)
     if (ms__world.board) atomic_store(&ms__world.board->reported, true);
 }
 
-// Keeps this process alive until the launcher ends it, for at most STAY; then exits with `code`.
+// Under mpirun, keeps this process alive until mpirun ends it, for at most STAY. Then exits with `code`.
 _Noreturn void ms__end_stay(int code)
 {
     mark_reported();

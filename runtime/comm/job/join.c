@@ -64,7 +64,7 @@ static int joined(join_peer *p)
     return p->page ? __atomic_load_n(&p->page->joined, __ATOMIC_ACQUIRE) : 0;
 }
 
-// Whether this rank is the lowest one of this node that waits. That rank reports for all.
+// Whether this rank is the lowest one of this node that waits in dist.init and is not stopped. It then reports for all.
 static bool reports(void)
 {
     for (int k = 0; k < n_peers; k++) {
@@ -175,8 +175,8 @@ static bool check_peers(int64_t since, int64_t now, bool report)
     }
     if (reports()) {
         fprintf(stderr, "rank %d: dist.init: %.1f s have passed and %s\n", my_rank, waited, culprits);
-        // A peer that has not loaded the engine cannot wake mpirun: kill it, and keep this process alive to wake
-        // mpirun.
+        // A peer that has not called dist.init, or that is stopped, may not wake mpirun: kill it, and keep this process
+        // alive to wake mpirun.
         for (int k = 0; k < n_peers; k++) {
             ms_progress unused = { 0 };
             if (!joined(&peers[k]) || ms__peer_watch(peers[k].pid, NULL, &unused) == PEER_STOPPED)
@@ -259,7 +259,7 @@ void ms__thread_start(void *(*fn)(void *))
     pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals must reach the engine thread
-    pthread_create(&t, &small, fn, NULL);         // without the thread a failed job still ends, but later
+    pthread_create(&t, &small, fn, NULL);         // the callers can do without the thread: a failed job then ends later
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&small);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // shard/layout/layout.h -- which rank owns which bytes of a unit: `rows` divides every parameter along one dimension
-// (fully_shard), `flat` divides one padded flat parameter (fsdp.FSDP). The schedule is the same for both.
+// (fully_shard), `flat` divides one padded flat parameter (fsdp.FSDP). Units of both are gathered, resharded and
+// reduced at the same points.
 #ifndef MS_SHARD_LAYOUT_H
 #define MS_SHARD_LAYOUT_H
 
