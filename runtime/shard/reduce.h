@@ -12,7 +12,7 @@ typedef struct reduction {
     int n;
     unit_param **present;  // the n parameters whose gradients are reduced
     int64_t *at;           // the offset of each parameter's part in out
-    ms_tensor *in, *out;   // packed gradients, NULL if they are sent in place; this rank's part of the result
+    ms_tensor *in, *out;   // in: packed gradients, NULL if sent in place; out: this rank's part of the result
     ms_work *work;
     ms_work *scattered;  // the reduce-scatter, if `work` is an all-reduce; views/classic.c: always
     bool partial;        // sharded views: the result is added to owner->gradients.partial
@@ -35,7 +35,7 @@ ms_status ms__reduction_push(ms_run *run, const reduction *r, ms_run_state (*ste
 
 // Waits for the reduction in flight and lands it.
 ms_status ms__unit_land(ms_run *run, reduction *reducing);
-// Adds a reduced gradient to the grad of p's local tensor. part is a view of the unit's reduced block.
+// Adds a reduced gradient to the grad of p's local tensor. part is a view of the unit's reduced gradients.
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 // Replaces *t by a copy in a dtype on a device, unless it has them already; the copy's next reader waits for it. On
 // failure *t is the old tensor or a copy of it that has only the dtype.

@@ -21,7 +21,7 @@ typedef struct context {
     unit *opened;        // the unit whose forward began the current iteration
     order_entry *order;  // kept until the end of the backward
     int n_order, cap_order;
-    // The units that this forward entered, and those of the latest complete forward; for prefetching.
+    // The units that the current forward has entered, and those of the latest complete forward; for prefetching.
     unit **entered, **last;
     int n_entered, cap_entered, n_last, cap_last;
     bool is_last_backward;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/script.c -- functions that scripts call on units outside of the schedule: parts and wholes of parameters,
+// shard/script.c -- functions that scripts call on units besides forward and backward: parts and wholes of parameters,
 // settings, manual gathering, tensors without values that represent sharded gradients and copies, and the owner that
 // the garbage collector releases.
 #include <stdio.h>
@@ -32,8 +32,8 @@ ms_tensor *ms__unit_local(ms_tensor *t)
     return p->local;
 }
 
-// A step makes whole parameters stale. Those that no backward needs are resharded at once, so that a script cannot read
-// or change stale values.
+// An optimizer's step makes whole parameters stale. Those that no backward needs are resharded at once, so that a
+// script cannot read or change stale values.
 void ms__unit_stepped(ms_tensor *t)
 {
     unit_param *p = t->unit_param;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/script.h -- functions on managed parameters for other parts of the runtime.
+// shard/script.h -- functions on managed parameters (those of units) for other parts of the runtime.
 #ifndef MS_SHARD_SCRIPT_H
 #define MS_SHARD_SCRIPT_H
 

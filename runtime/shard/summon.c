@@ -15,7 +15,7 @@ int ms_unit_is_idle(double handle)
 
 // ---- summon_full_params -----------------------------------------------------------------------
 
-// A view of the whole parameter p in the stored dtype.
+// A view, in the stored dtype, of the whole parameter p from its element number `from` on.
 static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
 {
     ms_storage *wholes = u->state.summoned ? u->state.summoned : u->memory.gather_buffer;

@@ -7,7 +7,7 @@
 // ---- handles ----------------------------------------------------------------------------------
 
 enum { MOST = 0xfffff };
-// A handle is a generation and an index of this array, in one number. Index 0 is unused, so no handle is 0.
+// A handle is a generation and an index into this array, in one number. Index 0 is unused, so no handle is 0.
 static struct {
     unit *unit;
     uint32_t generation;

@@ -21,7 +21,7 @@ typedef struct unit unit;
 typedef struct unit_param {
     unit *owner;
     ms_tensor *param, *local;
-    ms_tensor *whole, *resting;  // the tensors that param shows while gathered, and while sharded (in the stored dtype)
+    ms_tensor *whole, *resting;  // param is a view like `whole` while gathered, like `resting` (stored dtype) otherwise
     ms_tensor *fresh;            // the whole gradient computed by `run`, the current backward
     ms_run *run;
     ms_tensor *pending;              // the whole gradient to be reduced; `fresh` is added to it at post-backward
@@ -74,7 +74,7 @@ typedef struct unit_settings {
     ms_comm_hook hook;
     // The script checks the order of units, so collectives do not compare it, and forward does not prefetch by it
     bool checked;
-    // prefetches: forward gathers the next unit early; limited: one unit at a time, not all that follow
+    // prefetches: forward gathers later units early; limited: forward and backward gather only the next unit early
     bool prefetches, limited;
     bool fake_gather, fake_reduce;
     unit_list forward_prefetch, backward_prefetch;  // set by the script
@@ -86,7 +86,7 @@ typedef struct unit_settings {
 typedef struct unit_memory {
     int device;
     int home;  // device of the shards and of the gradients that land: `device`, or the CPU with offload
-    // With offload, the device of forward and backward; -1: the first device of the module other than meta.
+    // The device in the options; -1: none. Offloaded units compute on it, else on the module's first one but meta.
     int computes;
     bool casts;     // a parameter is gathered in a dtype other than its stored one, or has an extension
     bool in_place;  // world of one without casts: the shard is also the gather buffer
@@ -102,13 +102,13 @@ typedef struct unit_memory {
     uint64_t post_version;  // versions of the parameters when the slice was made
 } unit_memory;
 
-// Whether the parameters are whole, and which tensors they show. gather.c and summon.c change it; order.c sets `ahead`,
+// Whether the parameters are whole, and what they are views of. gather.c and summon.c change it; order.c sets `ahead`,
 // views/pieces.c `concealed`.
 typedef struct unit_state {
     ms_work *gather;  // the gather in flight
     bool fetched;     // the gather buffer is filled, but the parameters are not views of it yet
     bool gathered;    // parameters are whole
-    bool concealed;   // whole in memory, but the parameters show their pieces: a root between forward and backward
+    bool concealed;   // whole in memory, but the parameters are views of their pieces: a unit that stays whole
     uint64_t gathered_from;  // versions of the parameters when the gather began
     uint64_t ahead;  // if gathered before its forward: 1 + the versions of the parameters at that time; otherwise 0
     uint64_t shard_seen;  // version of the shard when the parameters last became whole or sharded
@@ -119,7 +119,8 @@ typedef struct unit_state {
     bool was_whole, was_concealed;  // the state before ms_unit_summon
 } unit_state;
 
-// The uses of the unit: forwards, and backwards between their pre- and post-backward. The schedule changes it.
+// The uses of the unit: forwards, and backwards between their pre- and post-backward. forward.c, backward.c and order.c
+// change it.
 typedef struct unit_pass {
     int forwards;  // number of forwards in progress (nested)
     struct {
@@ -134,8 +135,8 @@ typedef struct unit_pass {
     uint64_t skipped;   // a stack of bits, one per nested pass; 1: the unit ignores the pass
 } unit_pass;
 
-// The progress of a backward. The gradients themselves are in unit_param. backward.c and the views change it;
-// root.c drops gradients after an error.
+// The progress of a backward. The gradients themselves are in unit_param. backward.c, unit.c and the views change it;
+// root.c drops gradients after an error or when the script clears them.
 typedef struct unit_gradients {
     size_t arrived;    // bytes of gradients that have arrived since the latest post-backward that took them
     bool partly;       // this backward has run some but not all modules of a pass

@@ -406,7 +406,7 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
     for (int k = 0; k < n; k++) {
         slot *e = slot_of(keep[k]);
         if (!e || !e->scope) continue;
-        // Moves only tensors of this scope and of scopes left open inside it.
+        // Moves only tensors of this scope and of scopes that are still open inside it.
         uint32_t c = chain_top[in];
         while (c != at && c != e->scope) c = scopes[c].parent;
         if (c != e->scope) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // tensor/storage.c -- storages: reference-counted bytes on one device, resident or vacated, with the events of the
-// latest queued records that write and read them.
+// latest records (work queued in a stream, device/stream.h) that write and read them.
 #include "tensor/tensor.h"
 #include "base/watched.h"
 

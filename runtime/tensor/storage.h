@@ -20,7 +20,7 @@ typedef struct ms_storage {
     bool vacated;
     uint8_t kind;       // ms_memory_kind of its bytes
     const char *owner;  // for messages: "parameter 'w' of unit 'blocks.0'"; interned; may be NULL
-    // The event of the latest queued record that writes the bytes: readers and writers wait for it; NULL: none.
+    // Event of the latest record (queued work) that writes the bytes: readers and writers wait for it; NULL: none.
     ms_pending *event;
     ms_pending *readers;  // event of the latest record that reads the bytes: writers wait for it; NULL: none
 } ms_storage;

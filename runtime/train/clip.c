@@ -214,7 +214,7 @@ static ms_status measure_there(gradients *s, double p)
     return MS_OK;
 }
 
-// Adds the sums of GPUs to those of the CPU.
+// Adds the sums of GPUs to those of the CPU; for maxima, takes the larger ones.
 static ms_status take_sums(gradients *s, bool maximum)
 {
     for (int index = 0; index < MS_CUDA_DEVICES; index++) {
@@ -227,7 +227,7 @@ static ms_status take_sums(gradients *s, bool maximum)
     return MS_OK;
 }
 
-// As over_ranks, for the sums of all groups on a GPU; they stay there. Collective.
+// As over_ranks, for the sums (or maxima) of all groups on a GPU; they stay there. Collective.
 static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
 {
     int64_t n = s->n_groups + 1, one = 1;
@@ -356,7 +356,7 @@ ms_status ms__clip_measure(ms_clip *c)
 }
 
 // Calls the clip function of the CUDA plugin for each GPU with gradients: it scales them if max_norm is finite, and
-// stores the norm if that tensor is on this GPU.
+// stores the norm if c->norm is on this GPU.
 static ms_status clip_on_gpus(ms_clip *c, double max_norm)
 {
     int home = ms__device(c->norm);
@@ -398,7 +398,7 @@ ms_id ms__clip_result(ms_clip *c)
     return id;
 }
 
-// Computes the norm of all gradients, and scales the gradients.
+// Computes the norm of all gradients, and scales the gradients unless it is within max_norm.
 static ms_status clip_all(ms_clip *c)
 {
     c->list.factor = 1;

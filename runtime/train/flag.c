@@ -11,7 +11,7 @@
 
 struct ms_flag {
     float value, *pinned;  // pinned: NULL until the flag is first used for a GPU
-    void *event;           // the copy to *pinned is under way until then; NULL: `value` is valid
+    void *event;           // the copy to *pinned is under way until this event; NULL: `value` is valid
     ms_flag *next;         // in `unused`
 };
 

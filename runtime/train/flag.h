@@ -5,7 +5,7 @@
 
 #include "tensor/tensor.h"
 
-// Refuses a tensor that is not one float32 element. who: for the message.
+// Refuses a tensor that is not one float32 element or is on meta. who: for the message.
 ms_status ms__flag_check(const char *who, const ms_tensor *t);
 
 #endif

@@ -335,7 +335,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
 }
 
 // Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: a copy of all jobs on the
-// GPU that runs them; NULL: not made yet. reads: the factor or flag that passes on a GPU read there; NULL: none.
+// GPU that runs them; NULL: none. reads: the factor or flag in GPU memory that passes on that GPU read; NULL: none.
 static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_step *reads)
 {
     for (int k = 0; k < n;) {
@@ -360,9 +360,9 @@ static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_step
 
 // ---- captured steps ----
 
-// A pass as work of a captured step. The options and step counts are read again in each repetition. The version
-// counters of leaves and states, and the leaves that units manage, are in lists of their own: finding them would take
-// longer than the pass over a small leaf.
+// An optimizer's step as work of a captured step. The options and step counts are read again in each repetition. The
+// version counters of leaves and states, and the leaves that units manage, are in lists of their own: finding them
+// would take longer than the pass over a small leaf.
 typedef struct {
     int n_jobs, n_stepped, n_versions, n_managed;
     job *jobs;
@@ -396,7 +396,7 @@ static ms_status repeat_pass(void *arg, ms_captured *c)
     return MS_OK;
 }
 
-// The pass in a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance_pass).
+// The step in a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance_pass).
 static ms_status queue_pass(void *arg, ms_captured *c, void *there)
 {
     const pass *p = arg;

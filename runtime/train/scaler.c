@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// train/scaler.c -- gradient scalers. In a captured step: an optimizer's step that is skipped if a gradient was not
-// finite, and the scale's adaptation; the host reads the flags, also those on a GPU. Outside of captured steps, the
-// scale is adapted where it is, and the host waits for nothing.
+// train/scaler.c -- gradient scalers. In a captured step the host reads the flags, also those on a GPU, to skip the
+// optimizer's step if a gradient was not finite, and to adapt the scale. Outside of captured steps, the scale is
+// adapted on its own device; on a GPU the host does not wait for that.
 #include <float.h>
 
 #include "base/activity.h"
@@ -59,8 +59,8 @@ static ms_status sum_of(const flags *f, double *sum)
 
 typedef struct {
     flags found;
-    ms_captured_work *end;  // the mark after the optimizer's step
-    uint64_t offset;        // of the random generator when that step was recorded
+    ms_captured_work *end;  // the mark after the optimizer's step (ms__capture_mark)
+    uint64_t offset;        // the random generator's offset when that step was recorded
 } unless_work;
 
 static ms_status repeat_unless(void *arg, ms_captured *c)

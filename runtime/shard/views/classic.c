@@ -165,7 +165,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // The result for an offloaded unit is stored on the CPU, unless the script reduces.
+    // With several ranks, the result for an offloaded unit is stored on the CPU, unless the script reduces.
     if (st == MS_OK && u->world > 1)
         st = ms__tensor_new(&r.out, dtype, script ? u->memory.device : u->memory.home, 1, &wide,
                             "fsdp: reduced gradients");
@@ -238,7 +238,7 @@ static ms_status add_part(ms_tensor *to, ms_tensor **g)
 }
 
 // Follows what the script did to the unreduced gradients. If it has cleared one, the saved gradient is dropped, too. If
-// it has assigned a tensor that is not contiguous, a contiguous copy replaces that.
+// it has assigned a tensor that is not contiguous, a contiguous copy replaces it.
 static ms_status look_at(unit *u)
 {
     for (int j = 0; j < u->n_leaves; j++) {
@@ -254,8 +254,8 @@ static ms_status look_at(unit *u)
     return MS_OK;
 }
 
-// Makes a tensor for the unreduced gradient of every leaf that has none. filled[j] is false if that tensor has no
-// values yet.
+// Makes a tensor for the unreduced gradient of every leaf that has none. filled[j] is false if the tensor for
+// parameter j has no values yet.
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];

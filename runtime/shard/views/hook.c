@@ -4,8 +4,8 @@
 #include "shard/views/hook.h"
 #include "ops/op.h"
 
-// Splits the divisor n of a mean over n ranks by PyTorch's rule: a power of two divides before the sum (if n is one,
-// near the square root of n; if n > 1 is odd, 2), the rest divides after it. This keeps half types from overflow.
+// Splits the divisor n of a mean over n ranks by PyTorch's rule: a power of two divides before the sum (near the square
+// root of n if n is itself a power of two; 2 if n > 1 is odd), the rest after it, so that half types overflow less.
 void ms_comm_division(int n, double *before, double *after)
 {
     int f = 1;

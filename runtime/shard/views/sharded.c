@@ -80,7 +80,7 @@ static bool same_present(const unit *u, const reduction *r)
            !memcmp(u->gradients.partial_of, r->present, (size_t)r->n * sizeof *r->present);
 }
 
-// Keeps a block that is reduced over the shard group but not over the replicas, until a backward with all-reduce.
+// Keeps gradients that are reduced over the shard group but not over the replicas, until a backward with all-reduce.
 static ms_status keep_partial(reduction *r)
 {
     unit *u = r->owner;
@@ -133,7 +133,7 @@ static void clear_waiting(unit_param *p)
     if (!others) drop_partial(u);
 }
 
-// Lands the reduced block of r on its parameters, or keeps it if it is partial; releases r's reference to it.
+// Lands r->out, the reduced gradients, on the parameters, or keeps it if r is partial; releases r's reference to it.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
     // Parameters of one dtype are cast together, others one by one.
@@ -147,7 +147,7 @@ static ms_status land_reduced(ms_run *run, reduction *r)
     return st;
 }
 
-// For a unit with an all-reduce hook: passes the reduced block to the script before it lands.
+// For a unit with an all-reduce hook: passes the reduced gradients to the script before they land.
 static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     reduction *r = t->ptr;
@@ -178,7 +178,7 @@ static ms_status land(ms_run *run, reduction *reducing)
 // ---- reduction -----------------------------------------------------------------------------------
 
 // Adds the gradients of the current backward to those of earlier ones. Gradients that are not reduced now are kept in
-// the reduce dtype.
+// the reduce dtype, if the unit has one.
 static ms_status take(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
@@ -221,8 +221,8 @@ static bool uniform(int n, unit_param **present)
     return true;
 }
 
-// The block has no room for parameters without a gradient. If ranks omitted different parameters of equal size, their
-// gradients would be mixed without an error, so the label lists the parameters that are present.
+// The packed gradients have no room for parameters without a gradient. If ranks omitted different parameters of equal
+// size, their gradients would be mixed without an error, so the label lists the parameters that are present.
 static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
 {
     uint64_t mark = MS_HASH_START;
@@ -337,7 +337,7 @@ static ms_request request_of(unit *u, const reduction *r, char *words, size_t si
 }
 
 // Continues after the reduce-scatter: starts the all-reduce over the replicas, if there are any. Without an all-reduce
-// in this backward, the block is kept for a later one.
+// in this backward, the reduced gradients are kept for a later one.
 static ms_status over_replicas(unit *u, reduction *r, ms_request request)
 {
     r->partial = u->replicate && !u->settings.all_reduce;
@@ -353,8 +353,8 @@ static ms_status over_replicas(unit *u, reduction *r, ms_request request)
     return ms__collective(&request, &r->work);
 }
 
-// For a unit whose reduce-scatter is a function of the script: calls it, and its all-reduce hook, between two nodes of
-// the backward.
+// For a unit whose reduce-scatter is a function of the script: calls it, and the unit's all-reduce hook, between two
+// nodes of the backward.
 static ms_run_state custom_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     reduction *r = t->ptr;
@@ -395,7 +395,7 @@ static ms_run_state custom_step(ms_task *t, ms_run *run, ms_event *ev)
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
     // On a mesh both the reduce-scatter and the all-reduce over `replicate` compute a mean. With a divide factor set by
-    // the script both compute sums, and the result of the reduce-scatter is divided by that factor. The mean is the sum
+    // the script both compute sums, and the result of the reduce-scatter is divided by that factor. A mean is the sum
     // divided once, as in DDP, so that fully_shard and DDP give the same bits.
     double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
     bool custom = u->settings.hook.kind == MS_COMM_SCRIPT, asks = custom || u->settings.all_reduce_hook != 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // shard/views/views.h -- how scripts see a unit's parameters, and where their gradients land: `sharded` parameters
-// (fully_shard); or, with fsdp.FSDP, one `flat` parameter, or this rank's `pieces` of the parameters. The schedule is
-// the same for all three.
+// (fully_shard); or, with fsdp.FSDP, one `flat` parameter, or this rank's `pieces` of the parameters. Forward and
+// backward gather and reduce at the same points for all three.
 #ifndef MS_SHARD_VIEWS_H
 #define MS_SHARD_VIEWS_H
 
