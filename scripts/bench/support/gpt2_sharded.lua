@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Counts a step of GPT-2 124M, sharded by fully_shard with float32 master weights, on the null device, in one process
---- or over ranks: luajit gpt2_sharded.lua BUILD. Rank 0 prints lines of a word and a number.
+--- Counts launches, copies and waits of a step of GPT-2 124M, sharded by fully_shard with float32 master weights, on
+--- the null device, in one process or over ranks: luajit gpt2_sharded.lua BUILD. Rank 0 prints lines "WORD NUMBER".
 local root = arg[0]:match "^(.*)scripts/bench/" or "./"
 package.path = ("@lua/?.lua;@lua/?/init.lua;@scripts/bench/support/?.lua;"):gsub("@", root) .. package.path
 local ms = require "moonshard"

@@ -31,7 +31,7 @@ local WAITS = { ["embedding: sort_alone_kernel"] = function() return 8 end,
   ["embedding: sort_place_kernel"] = function(l) return 3 + l.blocks / 4 end }
 -- Kernels that receive the memory of all rows' losses, but join at most 64 totals a thread (loss.cu, total_parts).
 local TOTALS = { ["loss: cross_join_kernel"] = true }
--- Bytes of a partial result that is not one number: here a double and the number of its owner.
+-- Bytes of a partial result that is not one number: norm_join_kernel reads a double and the index of its result.
 local PART = { ["optim: norm_join_kernel"] = 12 }
 
 --- Returns the number of bytes that a launch touches, and the class of most of them.
