@@ -145,7 +145,7 @@ end
 
 local function summary(self, step, values) put(self, whole(2, step) .. bytes(5, values)) end
 
--- What comes before the four bytes of a number: Value { tag, simple_value }.
+-- The bytes of a Value { tag, simple_value } that precede the four bytes of its number.
 local function head_of(self, name)
   local head = self.heads[name]
   if not head then

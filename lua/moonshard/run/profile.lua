@@ -10,8 +10,8 @@ local lib, ffi = engine.lib, engine.ffi
 
 local M = {}
 
-local LIMIT = 200000                                    -- ranges of one step
-local LAYERS, UNITS = 60, 100                           -- the rows that are kept, the longest first
+local LIMIT = 200000                                    -- most ranges that are recorded
+local LAYERS, UNITS = 60, 100                           -- most layers and units in a result, the longest first
 local LEAST = 1e-6                                      -- seconds; a unit with less waiting is left out
 
 -- The part of a step that a range counts for, by its category. A range of another category (unit, step, range of the

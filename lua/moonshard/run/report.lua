@@ -13,7 +13,7 @@ local M = {}
 
 local PAGE = debug.getinfo(1, "S").source:match "^@(.*)%.lua$" .. ".html"
 local IMAGES = 32                                       -- the page contains at most this many images, the latest
-local METRICS, MEDIA = 32 * 2 ^ 20, 8 * 2 ^ 20          -- the page contains at most about this many bytes of each
+local METRICS, MEDIA = 32 * 2 ^ 20, 8 * 2 ^ 20          -- the page contains at most about this many bytes of each file
 
 local function read(path)
   local file = regular.open(path, "rb")

@@ -110,7 +110,7 @@ function Metric:load_state_dict(sd)
   opts.expect(sd.updates, opts.whole_from(0), who .. "updates")
   if #sd.sums ~= self.n then raise("%s%d sums, expected %d", who, #sd.sums, self.n) end
   self:reset()
-  if dist.rank(self.options.group) ~= 0 then return end   -- one rank has it all
+  if dist.rank(self.options.group) ~= 0 then return end   -- rank 0 continues all sums
   for k, value in ipairs(sd.sums) do self.sums[k] = opts.expect(value, opts.number, "%ssum %d", who, k) end
   self.updates = sd.updates
 end

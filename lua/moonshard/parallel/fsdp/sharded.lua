@@ -275,7 +275,7 @@ initial.on_sharded(function(t)
   return t:to_local(), place, runs, apart
 end)
 
---- This rank's part of a whole tensor, for the placement of p: a view.
+--- This rank's part of a whole tensor, for the placement of p: a view if `whole` is contiguous.
 M.part_of = by_inner(function(p, whole)
   local s = shard_info(p)
   local first, here = tonumber(s.first), tonumber(s.here)

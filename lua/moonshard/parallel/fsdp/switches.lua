@@ -26,7 +26,7 @@ local SWITCHES = {
 
 local warned = {}
 
---- The switches that are on, by name. Warns once about each that can make results wrong.
+--- Whether each switch is on, by name. Warns once about each that is on and can make results wrong.
 ---@return table<string, boolean>
 function M.read()
   local on = {}

@@ -18,7 +18,7 @@ local M = {}
 
 local function sizes(p) return tostring(p.shape) end
 
---- Copies tensors that replaced parameters since the last forward into the shard, and restores the parameters.
+--- Copies tensors that replaced parameters into the shard, and restores the parameters.
 function M.write_back(unit)
   for _, place in ipairs(unit.places) do
     local m, name, p = place[1], place[2], place[3]

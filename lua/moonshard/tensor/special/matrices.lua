@@ -146,7 +146,7 @@ function M.solve_triangular(A, B, given)
   end)
 end
 
---- The determinants of square matrices. Its gradient exists for singular matrices, too.
+--- The determinants of square matrices. The gradient exists for singular matrices, too.
 ---@param A Tensor  [..., N, N]
 ---@return Tensor  [...]
 function M.det(A) return wrap(tensor.call1(DET, matrices("linalg.det", A, "A"), "linalg.det")) end

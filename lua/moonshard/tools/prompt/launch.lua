@@ -76,7 +76,7 @@ end
 
 -- The changes of mpirun's environment and its first arguments. As in scripts/train: mpirun may run as root and start
 -- more ranks than cores; ranks are not bound to cores; and nothing listens beyond loopback, unless a resource manager
--- or host file may name several hosts, or LD_PRELOAD is already set.
+-- or host file may name several hosts, LD_PRELOAD is already set, or libmoonshard_loopback.so is missing.
 local function settings()
   local env = { OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
     OMPI_MCA_odls_base_sigkill_timeout = "0" }

@@ -23,7 +23,7 @@ int moonshard_getpid(void) __asm__("getpid");
 
 local M = {}
 
--- Sends this process's output to the prompt as it is printed. Its input becomes empty, because only the prompt reads.
+-- Sends this process's output to the prompt as it is printed, and empties its input, because only the prompt reads.
 local function redirect(name, rank)
   local output = wire.connect(name)
   if not output or not output:send("output", rank) then error("the prompt has ended", 0) end
@@ -52,7 +52,7 @@ local function end_with_prompt(name)
 end
 
 -- Shortens the error of a collective that failed because a peer has ended its line; returns other texts as they are. If
--- this rank runs the line alone, all peers have ended theirs, and the text says so.
+-- this rank runs the line alone, the text says that a collective would wait forever.
 local function explained(text, rank, alone)
   local before, call, rest = text:match "^(.-)rank %d+ failed: ([%w_]+)(: collective #.* has ended its line at the prompt)$"
   if not call then return text end
@@ -118,7 +118,7 @@ function M.serve(name)
       lib.ms_dist_set_lines(alone and ended or ended + 1)
       control:send("done", ok and 1 or 0, lib.ms_dist_published(), text, trace)
     elseif kind == "settle" then
-      state.interrupted = 0                                          -- drops a Ctrl-C that came after its line ended
+      state.interrupted = 0                                          -- drops a Ctrl-C that came after the line ended
       local number = tonumber(message[2])                            -- 0: the collectives match already
       local status = number > 0 and lib.ms_dist_settle(number) or 0
       control:send("settled", lib.ms_dist_published(), status == 0 and "" or ffi.string(lib.ms_error()))
