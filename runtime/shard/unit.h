@@ -105,10 +105,10 @@ typedef struct unit_memory {
 // Whether the parameters are whole, and what they are views of. gather.c and summon.c change it; order.c sets `ahead`,
 // views/pieces.c `concealed`.
 typedef struct unit_state {
-    ms_work *gather;  // the gather in flight
-    bool fetched;     // the gather buffer is filled, but the parameters are not views of it yet
-    bool gathered;    // parameters are whole
-    bool concealed;   // whole in memory, but the parameters are views of their pieces: a unit that stays whole
+    ms_work *gather;         // the gather in flight
+    bool fetched;            // the gather buffer is filled, but the parameters are not views of it yet
+    bool gathered;           // parameters are whole
+    bool concealed;          // whole in memory, but the parameters are views of their pieces: a unit that stays whole
     uint64_t gathered_from;  // versions of the parameters when the gather began
     uint64_t ahead;  // if gathered before its forward: 1 + the versions of the parameters at that time; otherwise 0
     uint64_t shard_seen;  // version of the shard when the parameters last became whole or sharded
