@@ -7,7 +7,7 @@
 #include "rows/grad.h"
 #include "rows/spatial/conv.h"
 
-// The number of dimensions beside batch and channels: names end with it and "d".
+// The number of dimensions beside batch and channels, which precedes the "d" at the end of an operator's name.
 static int dims_of(const ms_call *c) { return c->op->name[strlen(c->op->name) - 2] - '0'; }
 
 // Checks that n integers are in [least, INT32_MAX]. what: their name in the message.
@@ -21,7 +21,7 @@ static ms_status check_each(const ms_call *c, const char *what, const int64_t *i
 }
 
 // Checks the dtypes, the sizes of input and weight, and the integers, except i[2 n] to i[3 n - 1] and the bias's shape.
-// weight: names of the weight's first two dimensions; third: what i[2 n] and the following are, such as "a padding".
+// weight: names of the weight's first two dimensions; third: the name of what is in i[2 n] to i[3 n - 1].
 static ms_status check_common(ms_call *c, const char *weight, const char *third)
 {
     const ms_tensor *x = c->in[0], *w = c->in[1];

@@ -34,7 +34,7 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 local GradScaler = class.new "GradScaler"
 methods.close(GradScaler)
 
--- Whether float16 gradients can be unscaled. Only sharded training needs it, because its parameters may be float16.
+-- Whether unscale_ accepts float16 gradients. Only a ShardedGradScaler does: sharded parameters may be float16.
 GradScaler._takes_half = false
 
 local function construct(self, given, spec)

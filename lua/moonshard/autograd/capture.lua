@@ -22,8 +22,8 @@ local M = {}
 
 -- ---- what the recording notes ---------------------------------------------------------------------
 
--- The recording in progress; nil without one. of: the noted modules and optimizers, as keys; list: their entries, in
--- order.
+-- The recording in progress; nil without one. of: the objects that M.note has been called for, as keys; list: their
+-- entries, in order.
 local now
 local watchers = {}
 
@@ -44,7 +44,7 @@ function M.on_change(fn) watchers[#watchers + 1] = fn end
 
 --- While a step is recorded: arranges that note(of, list) is called once, at the end of the recording. note adds checks
 --- to list; a check raises before a repetition if what the step read of `of` in Lua has changed.
----@param of table  a module or optimizer
+---@param of any  such as a module or an optimizer
 ---@param note fun(of: any, list: CaptureChecks)  may raise
 function M.note(of, note)
   if not now or now.of[of] then return end

@@ -9,7 +9,7 @@ local opts = require "moonshard.core.opts"
 
 local M = {}
 
--- Loaded separately for each method: closures of one prototype share their traces.
+-- The wrapper of a method, loaded separately for each method: closures of one prototype share their traces.
 local code = string.dump(loadstring [[
   local f, mine, lost = ...
   return function(self, ...)

@@ -26,7 +26,7 @@ M.Dataset = Dataset
 local function is_list(x) return opts.is_plain(x) and x[1] ~= nil end
 M.is_list = is_list
 
--- The methods that a class of datasets must define, and this one does not.
+-- The methods that a class of datasets must define, and that the class of self does not.
 local function missing(self)
   local list = {}
   if self.size == Dataset.size then list[1] = "size()" end

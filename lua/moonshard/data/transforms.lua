@@ -452,7 +452,7 @@ local changes = {
 }
 local ORDER = { "brightness", "contrast", "saturation", "hue" }
 
--- The range of factors that option `name` gives, nil: no change.
+-- The range that option `name` gives: of factors or, for hue, of shares of the circle. nil: no change.
 local function factors_of(v, name, who)
   if v == nil then return nil end
   if type(v) == "number" and v >= 0 and name ~= "hue" then v = { max(0, 1 - v), 1 + v } end

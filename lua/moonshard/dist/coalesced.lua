@@ -8,7 +8,7 @@ local tensor = require "moonshard.tensor"
 
 local reductions = { "sum", "avg", "max", "min", "prod" }
 
--- Reductions of packed tensors that may still run, as a work.
+-- Reductions of packed tensors that may still run; they have the methods of one Work.
 local Packed = { __name = "Work" }
 Packed.__index = Packed
 

@@ -27,7 +27,7 @@ function M.register_kl(P, Q, fn)
   formulas[P][Q] = fn
 end
 
--- The formula of the classes nearest to those of p and q, those of p first.
+-- The formula for p and q: for p's class, then each class that it extends, tries q's class and those that it extends.
 local function formula_of(p, q)
   local P = getmetatable(p)
   while P do
