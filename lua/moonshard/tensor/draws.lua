@@ -33,7 +33,7 @@ local function fill(who, number, t, a, b)
   return t
 end
 
---- Fills t with random numbers, uniform from low to high. Errors: a dtype that is not floating point.
+--- Fills t with random numbers, uniform from low to high. Errors: a dtype that is not floating point, low above high.
 ---@param low? number  lowest number (default: 0)
 ---@param high? number  upper limit (default: 1)
 ---@return Tensor self

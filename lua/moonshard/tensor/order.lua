@@ -156,13 +156,13 @@ end
 
 --- Without d, the median of all elements; along d: values, indices. Of two middle elements, the lower one; nan if there
 --- is a nan.
----@param d? integer  from 1; negative from the end (default: all elements)
+---@param d? integer  from 1; negative from the end (default: all elements; -1 with an option)
 ---@param given? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64: where each value was, from 0
 function methods.median(t, d, given) return median_of("median", t, d, given, false) end
 --- The median of the elements that are not nan; nan if there are none. See median.
----@param d? integer  from 1; negative from the end (default: all elements)
+---@param d? integer  from 1; negative from the end (default: all elements; -1 with an option)
 ---@param given? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64: where each value was, from 0
@@ -236,7 +236,8 @@ local function quantile_of(who, t, q, d, given, ignored)
 end
 
 --- Quantiles of the elements along d. Where the rank q * (size - 1) lies between two elements, the result is
---- interpolated; it is nan if there is a nan. Errors: a dtype other than float32 and float64, no elements.
+--- interpolated; it is nan if there is a nan. Errors: a dtype other than float32 and float64, no elements, q outside of
+--- 0 to 1.
 ---@param q number|Tensor  from 0 to 1; a tensor, [n] of t's dtype, gives n results along a new first dimension
 ---@param d? integer  from 1; negative from the end (default: all elements)
 ---@param given? { keepdim: boolean, interpolation: "linear"|"lower"|"higher"|"midpoint"|"nearest" }

@@ -296,7 +296,7 @@ local KINDS = { prod = 0, amax = 1, amin = 2 }
 local REDUCTIONS = { "sum", "prod", "mean", "amax", "amin" }
 local NOTHING = { sum = 0, mean = 0, prod = 1, amax = -math.huge, amin = math.huge }
 
--- The neutral element of a reduction in a dtype.
+-- The neutral element of a reduction in a dtype (amin in int64: the largest double below 2^63).
 local function nothing(reduce, dtype)
   local value = NOTHING[reduce]
   if math.abs(value) ~= math.huge or dtype:find "float" then return value end

@@ -117,7 +117,7 @@ function methods.nanmean(t, d, given)
   end)
 end
 
---- Differences of neighbours: `out[i] = t[i + 1] - t[i]`.
+--- Differences of neighbours: `out[i] = t[i + 1] - t[i]`; for bool, whether they differ.
 ---@param n? integer  how often to take differences (default: 1)
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@param given? { prepend: Tensor, append: Tensor }
@@ -168,7 +168,7 @@ local function histogram(t, bins, low, high)
 end
 
 --- Counts elements in bins of equal width between low and high; others and nan are not counted. No gradient. Errors: a
---- dtype that is not floating point.
+--- dtype that is not floating point, low above high, a range that is not finite.
 ---@param bins? integer  number of bins (default: 100)
 ---@param low? number  lower end of the first bin (default: 0)
 ---@param high? number  upper end of the last bin, itself counted (default: 0); if both ends are 0, they are t's extremes
@@ -183,7 +183,7 @@ function methods.histc(t, bins, low, high)
 end
 
 --- Counts how often each number from 0 occurs, or adds weights. No gradient. Errors: negative numbers, other than 1
---- dimension, a dtype other than int64 and int32.
+--- dimension, a dtype other than int64 and int32, weights of another shape.
 ---@param given? { weights: Tensor, minlength: integer }
 ---   weights: a tensor of t's shape, whose elements are added in place of 1; minlength: lowest size of the result
 ---   (default: 0)
