@@ -3,7 +3,7 @@
 -- luacheck: ignore (declarations for editors)
 --- Declarations of functions that are made in loops, for editors, `? name` and docs/api. Never loaded.
 
---- An array of elements of one dtype on one device, in row-major order. `t[i]` is the part at position i of the first
+--- An array of elements of one dtype on one device. `t[i]` is the part at position i of the first
 --- dimension, `t[{ {1, 3}, 2 }]` positions 1 to 3 of the first and 2 of the second one, `t[mask]` the elements where a
 --- bool tensor is true, and `t[key] = v` assigns to them; docs/lua.md has all keys (Parts of a tensor). `+ - * / ^` and
 --- unary `-` work element by element, also with numbers.

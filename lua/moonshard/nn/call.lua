@@ -176,7 +176,7 @@ local function take_ids(values)
   return out
 end
 
--- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: which result the k-th of them belongs to.
+-- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: the result of the k-th gradient.
 local function before_backward(ctx, ...)
   local self, grads = ctx.module, { n = ctx.n }
   for k, at in ipairs(ctx.at) do grads[at] = (select(k, ...)) end
