@@ -310,7 +310,7 @@ static __device__ __forceinline__ bool is_same(const comparison &by, int code, d
 {
     return formula<double>::apply(code, a, b, 0, by.s, by.t) != 0;
 }
-// Dense operands of float32 and half types, compared by formula CODE.
+// Sets *same to 0 unless formula CODE holds for all pairs of elements; for dense operands of float32 and half types.
 template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, int *same)
 {
     int64_t i = GLOBAL_INDEX * WIDE;

@@ -63,7 +63,7 @@ static __device__ __forceinline__ row_part row_part_of(const job &q, const row_s
              offset_of(group, q.ndim - 1, q.shape, q.y) };
 }
 
-// The row of a position out of range is 0. S: an unsigned integer of the elements' size.
+// Rows whose position is out of range become 0. S: an unsigned integer of the elements' size.
 template <class S> __global__ void take_rows_kernel(job q, row_sizes s)
 {
     int64_t i = GLOBAL_INDEX;
@@ -176,7 +176,7 @@ static ms_status add_rows(ms_call *c, const job &q, const row_sum &f)
 
 // ---- embedding ----
 
-// ids name rows of a table [rows, width].
+// Describes a look-up: the ids select rows of a table [rows, width].
 static job lookup_of(const ms_tensor *table, const ms_tensor *ids)
 {
     int64_t width = table->shape[1];

@@ -180,7 +180,8 @@ static void unmap(int index, void *p, size_t size)
 enum way { UNDECIDED, IPC, DESCRIPTORS, STAGING };
 static std::atomic<int> way { UNDECIDED };
 
-// Sets `way`: by MOONSHARD_CUDA_SHARE if it is set, else by whether p, memory of cudaMalloc (or NULL), has a handle.
+// Sets `way`: by MOONSHARD_CUDA_SHARE if it is set; else, unless p is NULL, to IPC if p, memory of cudaMalloc, has a
+// handle or the driver lacks cuMemCreate, otherwise to DESCRIPTORS.
 static ms_status decide(int index, void *p)
 {
     const char *chosen = getenv("MOONSHARD_CUDA_SHARE");

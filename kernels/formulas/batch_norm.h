@@ -20,8 +20,8 @@ typedef struct ms_bn_sums {
     int training;
 } ms_bn_sums;
 
-// With h = (x - mean) rstd: dw = sum g h, db = sum g. In training dx = w rstd (g - db / count - h dw / count),
-// otherwise dx = w rstd g. gmean and gvar contribute to `alone` and of_x.
+// With h = (x - mean) rstd: dw = sum g h, db = sum g. In training dx = w rstd (g - db / count - h dw / count), and
+// gmean and gvar also contribute to it, by `alone` and of_x; otherwise dx = w rstd g.
 MS_FN ms_bn_channel ms_bn_finish(const ms_bn_sums *s)
 {
     double rstd = 1 / ms_sqrt_f64(s->var + s->eps), w = s->w;

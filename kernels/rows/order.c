@@ -76,8 +76,8 @@ static ms_status check_searchsorted(ms_call *c)
     return ms__call_out(c, 0, c->n_i > 1 && c->i[1] ? MS_I32 : MS_I64, ms__device(x), x->ndim, x->shape);
 }
 
-// Integers: n. The positions, counted in row-major order, of the first n elements that are not 0; -1 where there are
-// fewer.
+// Integer: n. The result has the positions, counted in row-major order, of the first n elements that are not 0, and -1
+// where there are fewer.
 static ms_status check_nonzero(ms_call *c)
 {
     if (c->n_i < 1 || c->i[0] < 0) return ms__call_fail(c, "the number of positions is missing or negative");

@@ -241,7 +241,7 @@ static ms_tensor *transposed(const ms_tensor *t)
     return ms__tensor_view(t, n, shape, stride, t->offset);
 }
 
-// a b, summed over the batch dimensions along which an input of shape `like` was broadcast.
+// Sets *out to a b, summed over the batch dimensions along which an input of shape `like` was broadcast.
 static ms_status product_like(ms_tensor **out, ms_tensor *a, ms_tensor *b, int like_ndim, const int64_t *like)
 {
     ms_tensor *p = NULL, *s = NULL;

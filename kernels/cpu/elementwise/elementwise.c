@@ -193,7 +193,7 @@ ms_status ms__cpu_masked_fill(ms_call *c)
 
 // ---- comparison of whole tensors: one bool ----
 
-// fn compares two elements of class cls. tolerance: its parameters, or NULL.
+// Stores whether fn, a comparison in computing type cls, holds for all pairs of elements. tolerance: fn's p, or NULL.
 static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)
 {
     ms_tensor *each = NULL;

@@ -44,7 +44,7 @@ static inline int ms__class_size(int cls) { return cls == MS_C_F32 ? 4 : cls == 
 // x[0] = fn(x[1], …), all broadcast to x[0]'s shape. cls[k]: the computing type of operand k. If fn is NULL, converts
 // x[1] to x[0] through the computing type cls[0], which must equal cls[1].
 void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p);
-// As ms__loop, for a loop whose fields are set; merges its dimensions.
+// As ms__loop, for a loop whose fields from n to p the caller has set; merges its dimensions.
 void ms__loop_run(ms_loop *l);
 
 // A loop over contiguous operands whose dtypes are the computing types: one call of fn computes it.

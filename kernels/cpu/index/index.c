@@ -73,7 +73,7 @@ static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int6
 // ---- index_select, index_add_ ----
 
 typedef struct {
-    // Number of positions; elements of a slice; sizes of the indexed dimension in source and destination.
+    // count: positions; inner: elements of a slice; from, to: the indexed dimension's sizes in source and destination.
     int64_t count, inner, from, to;
     const ms_tensor *index;
     const char *src;
@@ -228,8 +228,8 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
         iterator_next(&w, 3);
     }
 }
-// How many adjacent elements along the dimensions after d have the same value in the index tensor, because it is
-// expanded along them; they are moved or added together. 1 if the index is not expanded or they are not adjacent.
+// The number of adjacent elements that share a position, because the index tensor is expanded along all dimensions
+// after d; they are moved or added together. 1 if it is not so expanded, or if a or o is not contiguous along these.
 static int64_t inner_of(const lines_job *j)
 {
     int64_t n = 1;

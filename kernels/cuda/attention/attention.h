@@ -52,8 +52,8 @@ static inline strided_part part_of(const ms_tensor *t, const heads &h)
     return x;
 }
 
-// Applies element `at` of a mask, bool or of a floating-point type, to a score. Not load(): the cases for integers
-// would need registers that the kernels do not have.
+// Applies element `at` of a mask, bool or of a floating-point type, to a score. Does not call load(), whose cases for
+// integers would need registers that the kernels do not have.
 template <class T> static __device__ inline T masked(const strided_part &mask, int64_t at, T score)
 {
     switch (mask.dtype) {

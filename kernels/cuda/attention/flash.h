@@ -46,7 +46,7 @@ struct flash {
     dropped dropout;
 };
 
-// cudnn.cu. *done: whether cuDNN computes the call.
+// Both are in cudnn.cu. *done: whether cuDNN computes the call.
 ms_status ms__cudnn_attention(const ms_call *c, const flash &f, bool *done);
 ms_status ms__cudnn_backward(const ms_call *c, const flash &f, bool *done);
 

@@ -76,7 +76,7 @@ static bool is_recorded(const ms_call *c)
 }
 
 // Checks that weight and bias have the shape of the normalised dimensions, x's last `dims`. The last output has the
-// mean (0 for rms_norm) and 1 / sqrt(variance + eps) of each row, in float32 or float64, for backward.
+// mean (0 for rms_norm) and 1 / sqrt(variance + eps) of each row, in float32 or float64; NULL if no backward needs it.
 static ms_status norm_check(ms_call *c, int dims, const norm_form *form)
 {
     const ms_tensor *x = c->in[0];
