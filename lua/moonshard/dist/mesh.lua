@@ -116,7 +116,7 @@ end
 ---@param device string  "cpu" or "cuda"
 ---@param shape integer[]  sizes of the dimensions, whose product is the number of ranks
 ---@param given? { names: string[] }
----   names: names of the dimensions; `mesh.name` is the mesh of that dimension
+---   names: names of the dimensions; `mesh.tp` is the mesh of the dimension with the name "tp"
 ---@return DeviceMesh
 function M.init_device_mesh(device, shape, given)
   local o = opts("init_device_mesh", given, { names = opts.table })

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Bernoulli: random zeros and ones. Geometric: the number of zeros before the first one.
+--- Bernoulli: random zeros and ones. Geometric: the number of zeros before the first 1.
 local create = require "moonshard.tensor.create"
 local draw = require "moonshard.distributions.draw"
 local Distribution = require "moonshard.distributions.distribution"

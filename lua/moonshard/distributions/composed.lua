@@ -11,7 +11,7 @@ local raise = errors.raise
 local OPTIONS = { validate_args = true }
 local a_distribution = opts.kind("a distribution", function(x) return class.isa(x, Distribution) end)
 
---- Sums of the last n dimensions.
+--- Sums t over its last n dimensions.
 local function sum_last(t, n)
   for _ = 1, n do t = t:sum(-1) end
   return t
@@ -29,7 +29,7 @@ end
 --- A distribution whose last batch dimensions belong to one value: log_prob is the sum over them.
 ---@class Independent: Distribution
 ---@field base_dist Distribution  of independent elements
----@field reinterpreted_batch_ndims integer  how many of its batch dimensions
+---@field reinterpreted_batch_ndims integer  how many of its last batch dimensions belong to one value
 ---@overload fun(base_distribution: Distribution, reinterpreted_batch_ndims: integer, opts?: { validate_args: boolean }): Independent
 ---   base_distribution: of independent elements; reinterpreted_batch_ndims: how many of its last batch dimensions
 ---   belong to one value; validate_args: checks values (default: true)

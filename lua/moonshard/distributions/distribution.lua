@@ -3,8 +3,8 @@
 --- names begin with `_`: `_log_prob(value)`, `_cdf(value)`, `_icdf(p)`, `_entropy()`, `_sample(sizes)` or
 --- `_rsample(sizes)`, and for fields `_mean()`, `_variance()` and so on.
 ---
---- Parameters are expanded to one batch shape when the distribution is made. Nothing that is computed from them is
---- stored: a tensor that a step makes is released at its end, but the distribution may live longer.
+--- Parameters are expanded to one batch shape when the distribution is made. Fields that are computed from them, such
+--- as mean, are not stored: a tensor that a step makes is released at its end, but the distribution may live longer.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"

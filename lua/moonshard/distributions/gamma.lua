@@ -43,8 +43,8 @@ function Gamma:_entropy()
   return a - self.rate:log() + a:lgamma() + (1 - a) * a:digamma()
 end
 
---- The chi-squared distribution: that of the sum of df squares of normally distributed numbers. A Gamma with
---- concentration df / 2 and rate 1 / 2.
+--- The chi-squared distribution: that of the sum of the squares of df normally distributed numbers with mean 0 and
+--- deviation 1. A Gamma with concentration df / 2 and rate 1 / 2.
 ---@class Chi2: Gamma
 ---@field df Tensor  [batch_shape]: the degrees of freedom
 ---@overload fun(df: Tensor|number, opts?: { validate_args: boolean }): Chi2
@@ -59,8 +59,8 @@ function Chi2:init(df, given)
 end
 function Chi2:_df() return self.concentration * 2 end
 
---- Student's t distribution: that of a normally distributed number divided by the root of a Chi2 one over df. Its
---- parameters are the fields df, loc and scale.
+--- Student's t distribution: that of loc + scale z / sqrt(x / df), where z has the normal distribution with mean 0 and
+--- deviation 1, and x has that of Chi2(df). Its parameters are the fields df, loc and scale.
 ---@class StudentT: Distribution
 ---@overload fun(df: Tensor|number, loc?: Tensor|number, scale?: Tensor|number, opts?: { validate_args: boolean }): StudentT
 ---   df: degrees of freedom, above 0; loc: the median (default: 0); scale: above 0 (default: 1); validate_args: checks

@@ -31,8 +31,8 @@ function VAE:encode(x)
   return self.mean(h), self.log_var(h)
 end
 
---- In training the code is drawn from its distribution (the reparametrisation of section 2.4); in evaluation it is the
---- mean.
+--- In training the code is drawn from its distribution (Kingma & Welling, section 2.4: the reparametrisation trick); in
+--- evaluation it is the mean.
 ---@param x Tensor  [B, input]
 ---@return Tensor logits  [B, input]
 ---@return Tensor mean  [B, latent]
@@ -45,7 +45,7 @@ function VAE:forward(x)
 end
 
 --- The negative evidence lower bound, per example: the cross-entropy of the reconstruction plus beta times the
---- Kullback-Leibler divergence of the code's distribution from the standard normal one (appendix B).
+--- Kullback-Leibler divergence of the code's distribution from the standard normal one (Kingma & Welling, appendix B).
 ---@param x Tensor  [B, input], values from 0 to 1
 ---@param given? { beta: number }  beta: weight of the divergence (default: 1)
 ---@return Tensor  []

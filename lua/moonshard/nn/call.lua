@@ -2,8 +2,8 @@
 --- Module: calls and hooks.
 ---
 --- A call is a scope: tensors made during it are released at its end, except those that it returns. Calls without hooks
---- pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back`, `_before` (of backward) are
---- lists of hooks (or false); `_hooked` is true if at least one of them is a list.
+--- pack no arguments and make no closures. Internal protocol: `_pre`, `_post` (of forward), `_before` and `_back` (of
+--- backward) are lists of hooks, or false; `_hooked` is true if at least one of them is a list.
 local autograd = require "moonshard.autograd"
 local capture = require "moonshard.autograd.capture"
 local captured = require "moonshard.nn.captured"
