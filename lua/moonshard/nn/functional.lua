@@ -41,8 +41,8 @@ local approximate = opts.one_of({ "none", "tanh" }, "none")
 
 local gelu_options = { approximate = approximate, recompute = false }
 
---- GELU (Hendrycks & Gimpel 2016): x * Phi(x), where Phi is the normal distribution function; "tanh" is GPT-2's
---- approximation.
+--- GELU (Hendrycks & Gimpel 2016): x * Phi(x), where Phi is the normal distribution function; approximate = "tanh":
+--- GPT-2's approximation by tanh.
 ---@param x Tensor  of any shape
 ---@param given? { approximate: "none"|"tanh", recompute: boolean }
 ---   recompute: operators that use the result compute it again from x in backward, bit for bit, instead of keeping it
@@ -108,7 +108,7 @@ end
 local mlp_options = { recompute = false }
 
 --- gelu(x w1^T + b1) w2^T + b2, with GELU approximated by tanh: the results of linear, gelu and linear. On a GPU the
---- matrix products also compute GELU and its gradient.
+--- matrix products also compute GELU and its gradient, except where cuBLASLt does not support it.
 ---@param x Tensor  […, in]
 ---@param w1 Tensor  [hidden, in]
 ---@param b1? Tensor  [hidden]
@@ -197,9 +197,9 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   return y
 end
 
---- Normalises over all dimensions except the second (Ioffe & Szegedy 2015). In training: with the batch's mean and
---- variance; then running = (1 - momentum) running + momentum batch, in place, with the unbiased variance. Otherwise:
---- with the running ones. Errors: a single value per channel in training.
+--- Normalises over all dimensions except the second (Ioffe & Szegedy 2015). In training it uses the batch's mean and
+--- variance, and then sets running = (1 - momentum) running + momentum batch, in place, with the unbiased variance.
+--- Otherwise it uses the running ones. Errors: a single value per channel in training.
 ---@param x Tensor  [N, C, …]
 ---@param mean? Tensor  running mean, [C]
 ---@param var? Tensor   running variance, [C]
@@ -387,7 +387,7 @@ end
 
 local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number, enable_gqa = false }
 
--- Keys or values with as many heads as the queries: each head is repeated for the queries that share it.
+-- Returns x, the keys or values, with as many heads as q: each head is repeated for the heads of q that share it.
 local function shared_heads(q, x, what)
   if not (is_tensor(q) and is_tensor(x)) or q.ndim < 3 or x.ndim < 3 then return x end
   local heads, own = q:size(-3), x:size(-3)

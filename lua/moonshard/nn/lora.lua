@@ -38,8 +38,9 @@ local function drop(x, slots)
 end
 
 -- The layers that can have adapters. shapes(weight, rank): the shapes of A and B. part(x, A, B, slots): what the
--- adapters, before the factor alpha / rank, add to the layer's result. delta(A, B): the product B A in the form of the weight. fill(A, B): sets initial
--- values whose product is 0. accepts(m): whether the layer m can have adapters (nil: every layer of the class can).
+-- adapters, before the factor alpha / rank, add to the layer's result. delta(A, B): the product B A in the form of the
+-- weight. fill(A, B): sets initial values whose product is 0. accepts(m): whether the layer m can have adapters (nil:
+-- every layer of the class can).
 local kinds = {
   {
     class = Linear,
@@ -130,9 +131,9 @@ end
 
 -- ---- choosing ------------------------------------------------------------------------------------
 
--- Returns a function that returns the pattern that fits a path, or nil, and the list of patterns; each is a Lua pattern
--- for the end of a path. If the option is a function, "" stands for a pattern, and the list is empty. `what`: the
--- option's name in messages.
+-- Returns two values: a function from a path to the pattern that fits it, or nil; and the list of patterns, each a Lua
+-- pattern for the last names of a path. If the option is a function, the pattern is "", and the list is empty. `what`:
+-- the option's name in messages.
 local function chooser(what, given)
   if type(given) == "function" then return function(name, x) return given(name, x) and "" or nil end, {} end
   local list = type(given) == "string" and { given } or given

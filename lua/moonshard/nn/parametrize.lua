@@ -106,7 +106,7 @@ end
 
 local function check_module(who, m) opts.expect(m, base.a_module, "%s: argument 1", who) end
 
--- The parameter of that name. Raises if there is none, or if it is already sharded.
+-- Returns m's parameter of that name. Raises if there is none, or if it is already sharded.
 local function parameter_of(who, m, name)
   opts.expect(name, opts.string, "%s: argument 2", who)
   local p = m._kind[name] == "parameter" and m._slots[name]
@@ -129,10 +129,11 @@ function M.is_parametrized(m, name)
 end
 
 --- Makes a parameter the result of a module, the parametrization. It is called with the original, a parameter that the
---- state dict names, for name = "weight", "parametrizations.weight.original". If the parametrization has a method right_inverse(value), the
---- originals are its results ("original0", "original1" … if they are several), and the parameter can be assigned.
---- Further parametrizations of the parameter get the results of those before. The value is computed once per forward,
---- and when the field is read. To be called before sharding. Errors: the parametrization changes the shape.
+--- state dict names, for name = "weight", "parametrizations.weight.original". If the parametrization has a method
+--- right_inverse(value), the originals are its results ("original0", "original1" … if they are several), and the
+--- parameter can be assigned. Further parametrizations of the parameter get the results of those before. The value is
+--- computed once per forward, and when the field is read. To be called before sharding. Errors: the parametrization
+--- changes the shape.
 ---@param m Module  a layer; its class becomes "Parametrized" followed by its name
 ---@param name string  name of the parameter
 ---@param parametrization Module  its forward gets the originals and returns the parameter's value

@@ -22,7 +22,7 @@ local Mask = Module:extend "PruningMask"
 function Mask:init(mask) self:register_buffer("mask", mask) end
 function Mask:forward(value) return value * self.mask end
 
--- The parametrizations of a parameter and the position of its mask among them; nil if it is not pruned.
+-- The parametrizations of a parameter and the position of its mask among them; nil if the parameter is not pruned.
 local function mask_of(m, name)
   if not parametrize.is_parametrized(m, name) then return nil end
   local list = m.parametrizations[name]

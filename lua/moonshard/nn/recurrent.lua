@@ -162,7 +162,7 @@ end
 local function recurrent_class(name, kind)
   local cls = Module:extend(name)
   cls._kind_of_step, cls.forward, cls.extra_repr = kind, forward, extra_repr
-  --- Makes the parameters; the number of layers may stand in third place, as in PyTorch.
+  --- Makes the parameters; the number of layers may be the third argument, as in PyTorch.
   function cls:init(input_size, hidden_size, num_layers, given)
     if type(num_layers) == "number" then
       given = given == nil and {} or given

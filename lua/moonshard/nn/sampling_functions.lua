@@ -13,7 +13,7 @@ local M = {}
 
 -- ---- grid_sample ------------------------------------------------------------------------------------
 
--- The place in elements, from 0, of coordinates from -1 to 1.
+-- Converts coordinates c, from -1 to 1, to places in elements, from 0.
 local function places_of(c, size, align)
   if align then return (c + 1) / 2 * (size - 1) end
   return ((c + 1) * size - 1) / 2
@@ -161,7 +161,7 @@ function M.grid_sample(x, grid, given)
   end)
 end
 
---- The grid for grid_sample that maps images by affine maps.
+--- The grid with which grid_sample applies an affine map to each image.
 ---@param theta Tensor  [N, 2, 3], or [N, 3, 4] for volumes: the place of an output is theta times (x, y, 1)
 ---@param size integer[]  of the output: { N, C, H, W } or { N, C, D, H, W }
 ---@param given? { align_corners: boolean }  align_corners: -1 and 1 are the centres of the first and last elements, not their edges

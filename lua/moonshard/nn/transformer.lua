@@ -138,7 +138,7 @@ end
 
 -- ---- stacks -------------------------------------------------------------------------------------
 
--- Each layer is a copy. With more layers the constructor would run for hours before memory is exhausted.
+-- The most layers of a stack. Each is a copy; with more, the constructor would run for hours before memory runs out.
 local MOST_LAYERS = 2 ^ 16
 local stack_options = { norm = opts.any }
 

@@ -182,7 +182,8 @@ local function take_all(self, model)
   self.n_averaged:add_(1)
 end
 
---- Takes a model's present parameters into the averages; buffers are averaged with use_buffers, else copied.
+--- Takes a model's present parameters into the averages, with use_buffers also floating-point buffers; copies the other
+--- buffers.
 ---@param model Module  has the parameters of the averaged model
 function AveragedModel:update_parameters(model)
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "update_parameters: argument 1")

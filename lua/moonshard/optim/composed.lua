@@ -24,7 +24,7 @@ local ipairs, pairs = ipairs, pairs
 
 local Composed = Optimizer:extend "Composed"
 
---- Makes a class.
+--- Makes a class of optimizers.
 ---@param name string
 ---@param states string[]  the names of the states
 ---@param options table<string, any>  defaults, or kinds with a default

@@ -11,7 +11,7 @@ local value = ffi.new "double[1]"
 local Flag = {}
 Flag.__index = Flag
 
---- The value that `t` has now. Does not wait for it.
+--- Makes a flag of the value that `t` has now, without waiting for the value.
 ---@param t Tensor  one float32 element
 ---@return Flag
 function Flag.new(t)

@@ -126,7 +126,7 @@ function M.exponential(optimizer, given)
   return new("exponential", optimizer, function(t) return o.gamma ^ t end)
 end
 
---- The factor decreases from 1 to 0 as (1 - t / total_iters) ^ power and stays there.
+--- The factor at step t is (1 - t / total_iters) ^ power: it decreases from 1 to 0 and stays there.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { total_iters: integer, power: number }
 ---   total_iters: steps until the factor is 0 (default: 5); power: exponent (default: 1)

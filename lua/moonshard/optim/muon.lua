@@ -44,7 +44,7 @@ function Muon:_accept(p, k)
   end
 end
 
--- Makes the rows or the columns of a matrix about orthonormal: x = a x + (b x x' + c (x x')^2) x, repeated.
+-- Makes the rows or the columns of a matrix about orthonormal: x = a x + (b x x^T + c (x x^T)^2) x, repeated.
 local function orthogonal(group, matrix)
   local a, b, c = unpack(group.ns_coefficients)
   local x = matrix:to(group.ns_dtype)

@@ -93,7 +93,7 @@ local M = { Scheduler = Scheduler, initial_lr = initial_lr }
 ---@param initial number  the group's initial learning rate
 function M.continue(group, initial) set_by_schedule[group] = { group.lr, initial } end
 
---- The kind of schedules, for opts.expect.
+--- For opts.expect: accepts only schedules.
 M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Scheduler end)
 
 --- Makes a schedule and sets the learning rates of step 0.
@@ -136,7 +136,7 @@ function M.warn_of_none(kind, steps)
   log.warn_once(("lr_scheduler.%s: option 'steps' is 0, so every step has the last factor%s"):format(kind, M.no_batches))
 end
 
---- The options of a schedule.
+--- Checks the options of a schedule and returns them.
 function M.options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
 
 return M

@@ -176,11 +176,12 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 
 -- ---- fully_shard ---------------------------------------------------------------------------------
 
---- Shards a module's parameters over the ranks along their first dimension, except those that a nested call has already
---- sharded. They are gathered before forward and backward, and gradients are reduced after backward. mesh: a mesh of
---- one dimension, or { replicate, shard }. reshard_after_forward: whether parameters are resharded after forward
---- (default: true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the
---- same call. Errors: containers without forward; models that differ between ranks (raised on every rank).
+--- Shards a module's parameters over the ranks, along their first dimension or that of shard_placement_fn, except those
+--- that a nested call has already sharded. They are gathered before forward and, if they were resharded, before
+--- backward; gradients are reduced after backward. mesh: a mesh of one dimension, or { replicate, shard }.
+--- reshard_after_forward: whether parameters are resharded after forward (default: true; false for the root), or a
+--- number of ranks over which they stay sharded. Every rank must make the same call. Errors: containers without
+--- forward; models that differ between ranks (raised on every rank).
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, dp_mesh_dims: DataParallelMeshDims, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
 ---   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); dp_mesh_dims: the dimensions to use,

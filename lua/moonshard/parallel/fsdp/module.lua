@@ -505,7 +505,7 @@ function FSDPModule.set_symm_mem_for_comm(_, backend)
   opts.need(backend == nil or type(backend) == "string", backend, "a string or nil", "set_symm_mem_for_comm: argument")
 end
 
---- Has no effect: gathers and reductions run in queues of their own and never wait for each other.
+--- Has no effect: gathers and reductions always run in separate queues.
 ---@param on boolean  ignored
 function FSDPModule.set_separate_reduce_scatter_group(_, on) boolean("set_separate_reduce_scatter_group", on) end
 
