@@ -28,7 +28,7 @@ ms.manual_seed(1 + dist.rank())                         -- from here on, random 
 say("units:", #fsdp.fsdp_modules(model))
 
 local optimizer = optim.AdamW(model:parameters(), { lr = 0.005 })       -- after wrapping
--- too large on purpose: the first steps are skipped
+-- The initial scale is too large on purpose: the first steps are skipped.
 local scaler = amp.ShardedGradScaler { init_scale = 2 ^ 40, backoff_factor = 2 ^ -8 }
 local skipped = 0
 for step in ms.steps(120) do

@@ -60,14 +60,14 @@ end
 
 -- ---- completion ----------------------------------------------------------------------------------------
 
--- Values that are paths.
+-- Whether an option's value, as the usage text names it, is a path.
 local function is_path(value)
   for _, word in ipairs { "PATH", "FILE", "FOLDER", "DIR", "RUN" } do
     if value:find(word, 1, true) then return true end
   end
 end
 
--- words: the program and its arguments, the last of which is incomplete.
+-- Prints the candidates for the last of `words`, a program and its arguments; exits with 1 if that word is a path.
 local function complete(words)
   local program, current = table.remove(words, 1), table.remove(words)
   local before, words_of = words[#words], { program, "--help" }

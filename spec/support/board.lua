@@ -7,7 +7,7 @@ local ffi = require "ffi"
 ffi.cdef [[
 typedef struct {
     int32_t pid;
-    int32_t begun, done, failed;    // the latest test that it has begun, finished, failed in; 0: none yet
+    int32_t begun, done, failed;    // the latest test that the rank has begun, finished, failed in; 0: none
     double  since;                  // when the test `begun` began
 } spec_board_rank;
 // parent: busted's process; stop: busted sets it to 1 to end the gang

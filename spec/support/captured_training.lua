@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Kinds of training for specs of captured steps: every call must give the bits of the function itself.
+--- Kinds of training for specs of captured steps: every call must give the same bits as uncaptured.
 local assert = require "luassert"
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim

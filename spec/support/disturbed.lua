@@ -162,15 +162,15 @@ function M.new(work)
     return list
   end
 
-  --- Saves a checkpoint, then runs a disturbed save, then reads. Returns the value found (nil and the reason if no
-  --- complete checkpoint is found), the save's status and output, and all of this as a text.
+  --- Saves a checkpoint, runs a second save with `injection` at the call `point`, then reads. Returns the value found
+  --- (nil if no complete checkpoint is found), the second save's status and output, and all of this as a text.
   function self.disturb(kind, path, point, injection, world)
     self.clean(path)
     save_once.save(kind, path, OLD)()
     local traced = kind == "inside" and point.call .. ",renameat2" or point.call
     local options = { "-o", "/dev/null", "-e", "trace=" .. traced, "-e", ("inject=%s:%s:when=%d"):format(point.call,
       injection, point.n) }
-    -- The process then stops at the traced calls only; but strace injects no signal in this way.
+    -- With this option the process stops at the traced calls only, but strace injects no signals.
     if injection:find "^error=" then options[#options + 1] = "--seccomp-bpf" end
     local code, out, err = self.start(kind, path, NEW, options, world)
     local what = ("%s at call %d of %s: %s\n%s%s"):format(injection, point.n, point.call, point.line, out, err)

@@ -31,9 +31,9 @@ local function slept(naps)
   return total
 end
 
---- How many delays show in a forward and in the backward after it: the time beyond the layers' sleeps on the slowest
---- rank, divided by the delay of a collective. Makes up to 10 runs, with delays that double after every second run
---- up to a factor of 8, and returns for each of the two the number nearest to its want. Stops when both are within 0.5.
+--- How many delays are not hidden in a forward and in the backward after it: the time beyond the layers' sleeps on the
+--- slowest rank, divided by the delay of a collective. Makes up to 10 runs, with delays that double after every second
+--- run up to a factor of 8; returns the two numbers nearest to those of `want`. Stops when both are within 0.5 of them.
 --- before: called first, within the measured forward.
 ---@return number forward, number backward
 function M.exposed(model, layers, naps, want, before)

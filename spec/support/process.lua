@@ -100,7 +100,7 @@ function process.pid()
   return C.spec_getpid()
 end
 
---- The process id of the parent: on a rank that of mpirun, which is equal on all ranks of the node.
+--- The process id of the parent: on a rank, that of mpirun or its daemon, which is equal on all ranks of the node.
 function process.parent()
   return C.spec_getppid()
 end

@@ -106,8 +106,8 @@ function samples.mirror(input, at)
   return at - within + within % n * n + math.floor(within / n)
 end
 
---- Values of every input of a sample, equal at every call for the same sample. They stay away from 0 and from the
---- numbers in f, and up to 64 floats are all different: kinks (relu, abs, max, clamp) would disturb finite differences.
+--- Values of every input of a sample, equal at every call for the same sample. Floats stay away from 0 and from
+--- the numbers in sample.f, and up to 64 all differ: kinks (relu, abs, max, clamp) would disturb finite differences.
 function samples.values(sample, salt)
   seed = 12345 + (salt or 0)
   for k = 1, #sample.text do seed = (seed * 31 + sample.text:byte(k)) % 2147483646 + 1 end

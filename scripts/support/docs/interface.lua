@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The page of the C interface: every function of runtime/moonshard.h with its declaration, its comment, and a line
---- that calls it, from docs/api/examples/c.c, which is compiled and run, another example, the front end or a spec.
+--- that calls it: of docs/api/examples/c.c (compiled and run), else of 07_embed.c, the front end, specs or benchmarks.
 local M = {}
 
 local function lines_of(path)

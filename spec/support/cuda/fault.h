@@ -39,7 +39,7 @@ inline constinit thread_local const char *kernel_name = nullptr;  // nullptr: no
 inline void check_aligned(const void *p, size_t bytes)
 {
     uintptr_t at = (uintptr_t)p;
-    __asm__("" : "+r"(at));  // or the compiler drops the test: it assumes that p is aligned for its type
+    __asm__("" : "+r"(at));  // otherwise the compiler drops the test: it assumes that p is aligned for its type
     if (mode.align && at % bytes != 0)
         fault("%zu bytes at address %p, which is not a multiple of %zu", bytes, p, bytes);
 }

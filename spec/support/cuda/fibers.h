@@ -131,7 +131,7 @@ inline void prepare(block_state &b, fiber &f)
 #endif
 }
 
-// r: `here` of this thread.
+// Runs fiber f of block b until it meets a barrier or ends. r: this thread's `here`.
 MS_FIBER inline void resume(running &r, block_state &b, fiber &f)
 {
     r.self = &f;

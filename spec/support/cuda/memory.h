@@ -125,7 +125,7 @@ inline cudaError_t cudaFree(void *p)
 namespace ms_shim
 {
 
-// The sizes of pinned memory, by its start. In the mode `late` copies from it are not staged.
+// Sizes of the pieces of pinned memory, by start address. In the mode `late`, copies from pinned memory are not staged.
 inline std::map<const char *, size_t> pinned;
 
 inline cudaError_t pin(void **p, size_t n)

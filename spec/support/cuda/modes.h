@@ -126,7 +126,7 @@ inline const modes mode = read_modes();
 
 // ---- random orders ----
 
-inline uint64_t random_state = mode.seeded;  // used only by the thread that runs all streams
+inline uint64_t random_state = mode.seeded;  // used only with a seed, by the one thread that runs all streams
 inline uint64_t draw()
 {
     uint64_t x = random_state += 0x9e3779b97f4a7c15u;  // splitmix64
@@ -155,7 +155,7 @@ struct order {
     }
     uint64_t operator[](uint64_t k) const
     {
-        if (!mode.seed) return k;  // without a division for each turn of a thread
+        if (!mode.seed) return k;  // avoids a division for each thread and block
         return drawn.empty() ? (a * k + b) % n : drawn[k];
     }
 };

@@ -409,8 +409,8 @@ void push(const queued &q)
     });
 }
 
-// Queues the operations of a group. A communicator's first group, and every seventh after it, is queued by a thread, as
-// in the library when it has to connect ranks.
+// Queues the operations of a group. A communicator's first group, and every seventh after it, is queued by another
+// thread, as in the library when it has to connect ranks.
 nccl_result launch(const std::vector<queued> &list)
 {
     nccl_result result = NCCL_Success;

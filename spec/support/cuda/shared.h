@@ -86,7 +86,7 @@ class shared_watch
     void after_block()
     {
         if (!mode.shared) return;
-        // OWN: of the emulator's own variables.
+        // OWN: bytes of the emulator's own variables, at most.
         static constexpr size_t UNIT = 16, OWN = sizeof one_thread + sizeof here + 4 * 2 * UNIT;
         size_t written = 0;
         for (size_t at = 0; at < all.bytes; at += UNIT) {

@@ -82,10 +82,11 @@ inline void work(stream_state *s)
     }
 }
 
-// ---- lazy: one thread runs the items of all streams, and only when the host waits for one ----
+// ---- lazy: one thread runs the items of all streams, as late as it may (scheduler::wanted) ----
 //
-// In these modes the result is always wrong if the host overwrites memory too early or does not wait. With a seed the
-// next item is that of a random stream among those that are ready; otherwise the oldest stream goes first.
+// In the modes `seed` and `late` items run late, so results are wrong if the host overwrites memory too early or does
+// not wait. With a seed the next item is that of a random stream among those that are ready; otherwise the oldest
+// stream goes first.
 
 inline const bool lazy = mode.seed || mode.late;
 // Number of queued items at which the thread runs some although the host does not wait: items may hold copies of host
@@ -191,7 +192,7 @@ inline void push_item(stream_state *s, item &&next)
     }
     s->queue.push_back(std::move(next));
     if (s->lazy) s->lazy->queued++;
-    hold.unlock();  // or the thread that wakes up would have to wait for the lock
+    hold.unlock();  // otherwise the thread that wakes up would have to wait for the lock
     (s->lazy ? s->lazy->work : s->work).notify_one();
 }
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- TestDummyModel of the suites about sharded state: four Linears in sequence, three of them inside Sequentials. Every
---- submodule that has parameters is a unit.
+--- TestDummyModel of PyTorch's suites about sharded state: four Linears in sequence, three of them inside Sequentials.
+--- Every submodule that has parameters is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn = ms.nn

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The model of the execution order suite: layer2 is frozen and unused.
+--- The model of PyTorch's execution order suite: layer2 is frozen and unused.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- LinearMixedPrecision: a Linear without bias, and a float64 buffer; in mixed precision its forward checks all dtypes.
---- Two in sequence are the suite's nested model: its units are the first layer and the root.
+--- Two in sequence are the nested model of PyTorch's suite: its units are the first layer and the root.
 local assert = require "luassert"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- NestedModel of the optimizer-state suite: products and biases that are modules of their own, wrapped in two ways.
+--- NestedModel of PyTorch's optimizer-state suite: products and biases that are modules, wrapped in two ways.
 --- `wrap` (also init's "recursive") makes units of parts of blocks and of whole blocks; `wrap_alt` makes units of other
 --- parts.
 local ms = require "moonshard"
