@@ -21,7 +21,7 @@ local PART = { module = "forward", operator = "forward", backward = "backward", 
 local function add(t, name, seconds) t[name] = (t[name] or 0) + seconds end
 
 -- The unit that a range's name contains: "layers.1" of "FSDP::all_gather (layers.1)", "root" of those without one, such
--- as "FSDP::root_post_backward"; nil for other categories.
+-- as "FSDP::root_post_backward"; nil for categories other than fsdp.
 local function unit_of(e)
   if e.category ~= "fsdp" then return nil end
   return e.name:match "%((.-)%)$" or "root"

@@ -314,8 +314,8 @@ end
 ---@param ... any  arguments of format
 function Run:say(format, ...) self.bar:say(select("#", ...) > 0 and format:format(...) or format) end
 
--- The mean MFU of a run cannot exceed 1. If it does, the machine's rate was measured too low: warns, and forgets the
--- rate, so that the next run measures it again.
+-- If the mean MFU of the run is above 1, the machine's rate was measured too low: warns, and forgets the rate, so that
+-- the next run measures it again.
 local function check_peak(self)
   local steps, seconds = self.step - self.first, lib.ms_time() - self.began
   if not self.peak or self.flops * steps / seconds <= self.peak then return end

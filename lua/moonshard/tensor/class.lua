@@ -39,7 +39,7 @@ M.map = map
 -- ---- operations ----------------------------------------------------------------------------------
 
 local names = {}
--- An operator's name in scripts: add_ for add_scalar_.
+-- An operator's name in scripts: add_ for add_scalar_, max for max_all.
 local function name_of(number)
   local name = names[number]
   if not name then

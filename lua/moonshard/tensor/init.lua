@@ -61,7 +61,7 @@ errors.on_release_error(function()
   ticks = 0
 end)
 
---- Called when a script begins a scope or a loop of steps: records the source lines of its first tensors.
+--- Called when a script begins a scope or a loop of steps: records the lines of its first tensors, up to a limit.
 function M.record_first()
   if sites_left < 16 and loops_left > 0 and spent < 0.03 * (lib.ms_time() - started) then
     loops_left = loops_left - (16 - sites_left)

@@ -110,7 +110,7 @@ function Metric:load_state_dict(sd)
   opts.expect(sd.updates, opts.whole_from(0), who .. "updates")
   if #sd.sums ~= self.n then raise("%s%d sums, expected %d", who, #sd.sums, self.n) end
   self:reset()
-  if dist.rank(self.options.group) ~= 0 then return end   -- rank 0 continues all sums
+  if dist.rank(self.options.group) ~= 0 then return end   -- only rank 0 continues the sums
   for k, value in ipairs(sd.sums) do self.sums[k] = opts.expect(value, opts.number, "%ssum %d", who, k) end
   self.updates = sd.updates
 end
@@ -165,7 +165,7 @@ local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
 ---@return Metric
 function M.Accuracy(given) return accuracy(given) end
 
--- Adds to counts [n * n]: row the true class, column the predicted one.
+-- Adds predictions to the counts `sums` [n * n]: a row for each true class, a column for each predicted one.
 local function add_confusion(who, n, sums, given, ids)
   local predicted, truth = classes_of(who, given, ids)
   for _, list in ipairs { predicted, truth } do

@@ -360,7 +360,7 @@ local function of_rank(path)
   return ("%s.rank%d%s"):format(stem or path, rank, ending or "")
 end
 
---- Internal, MOONSHARD_PROFILE: records until the process ends.
+--- Internal, for MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
   local own, exists = of_rank(path), require("lfs").attributes(path, "mode")
   if exists == "named pipe" then                        -- opening a pipe would wait for a reader

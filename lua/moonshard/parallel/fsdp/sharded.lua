@@ -338,7 +338,7 @@ function instances.full_tensor(t)
   end)
 end
 
---- Copies the inner tensors one by one.
+--- Copies the inner tensors of u to those of a sharded t, one by one.
 function instances.copy_(t, u)
   if not M.is_sharded(t) or is_whole(t) or not tensor.is_tensor(u) or u.id >= 0 then return base.copy_(t, u) end
   for k, part in ipairs(tensor.inner(t)) do part:copy_(tensor.inner(u)[k]) end

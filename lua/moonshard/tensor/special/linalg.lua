@@ -82,7 +82,7 @@ end
 ---@return Tensor  of t's shape
 function methods.cholesky(t, given) return matrices.cholesky(t, given) end
 
--- Solves with the Cholesky factor f.
+-- Solves A X = b with the Cholesky factor f of A.
 local function solve_factor(b, f, upper)
   local ft = methods.transpose(f, -1, -2)
   local first, second = f, ft

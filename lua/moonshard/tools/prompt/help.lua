@@ -70,7 +70,7 @@ function M.help(name)
     local a, methods = annotations.of_class(value), search.methods(value)
     if a then return annotations.page(a) .. (methods ~= "" and "\n" .. methods or "") end
   elseif tensor.is_tensor(value) then
-    return require("moonshard.tools.prompt.describe").tensor(value)   -- here, because it loads the code of sharded tensors
+    return require("moonshard.tools.prompt.describe").tensor(value)   -- required here: it loads the code of sharded tensors
   elseif type(value) == "table" then
     local list = search.module(value)
     if list then return list end

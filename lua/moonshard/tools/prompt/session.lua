@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- A prompt over ranks, seen from the process that owns the terminal. It is no rank of the job, so it survives a rank
---- that dies. Every line runs on all ranks; the prompt returns when all have replied. If a rank fails, the others are
---- interrupted. After that, and only between lines, the ranks settle, so that their next collectives match again.
+--- that dies. A line runs on all ranks, or on one (`@2 x`); the prompt returns when they have replied. If a rank fails,
+--- the others are interrupted. After that, and only between lines, the ranks settle, so that their next collectives
+--- match again.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 local launch = require "moonshard.tools.prompt.launch"
