@@ -318,7 +318,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local visitor = {
     done = {}, ignored = ignored, ignored_params = ignored_params,
     policy = #exempt == 0 and policy or function(m, recurse, remaining)
-      -- Before a module's children: always visit them. The policy is applied afterwards.
+      -- The first call, before a module's children: they are always visited, and the policy decides afterwards.
       if recurse then return true end
       return full_precision(m) or (policy(m, true, remaining) and policy(m, false, remaining))
     end,
