@@ -9,9 +9,10 @@
 //    is valid until its scope ends or it is released; using it later fails with MS_ERELEASED. 0 means no tensor.
 //    Negative numbers are reserved for scripts (Lua's tensor classes); every function refuses them.
 //  * A function that returns an id returns 0 on failure; one that returns ms_status returns MS_OK or
-//    a code. In both cases ms_error() then gives the reason. A failed call changes nothing and leaks nothing.
+//    a code. In both cases ms_error() then gives the reason. A call that refuses an argument changes nothing. No failed
+//    call leaks memory.
 //  * Dimensions and positions are 0-based in C; Lua translates.
-//  * Only the thread that called ms_init() may call the engine.
+//  * Only the thread that called ms_init() may call the engine; ms_interrupt() may be called by any thread.
 #ifndef MOONSHARD_H
 #define MOONSHARD_H
 
@@ -76,7 +77,7 @@ MS_API ms_status ms_init(void);            // idempotent
 MS_API ms_state *ms_get_state(void);       // the same struct at every call
 MS_API const char *ms_error(void);         // message of the last failure on this thread
 MS_API int ms_error_code(void);            // ms_status of the last failure
-MS_API void ms_interrupt(void);            // async-signal-safe; makes the next engine call fail with MS_EINTR
+MS_API void ms_interrupt(void);            // async-signal-safe; makes the next operator, run or wait fail with MS_EINTR
 // on 1: SIGINT calls ms_interrupt; if no call has failed with MS_EINTR 1 s later, the next SIGINT ends the process. 0:
 // restores the previous handler.
 MS_API void ms_catch_sigint(int on);

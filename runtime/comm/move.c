@@ -6,7 +6,7 @@
 //  staged      in rounds through the windows: for memory that peers cannot map, and for other nodes (comm/job/far.c)
 //
 // Where no node has two members, all-gathers of contiguous blocks and reductions of two members use no rounds: they
-// send messages only (single). All three ways add in rank order, so they give the same bits.
+// send messages only (see the function single). All three ways add in rank order, so they give the same bits.
 #include "comm/internal.h"
 
 static size_t min(size_t a, size_t b) { return a < b ? a : b; }

@@ -62,8 +62,8 @@ typedef struct ms_norm_job {
     double p;               // order of the norm: sums of |g|^p, or for an infinite p the maximum of |g|
     int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
     ms_block *room;         // memory on the device, for the sums; the caller frees it
-    // The gradients on the device already, with their blocks, as an earlier call of norms has set them; NULL: norms
-    // copies the list to the device
+    // A copy of the list that is on the device already, with each `block` as an earlier call of norms has set it; NULL:
+    // norms copies the list to the device
     const ms_norm_part *there;
 } ms_norm_job;
 

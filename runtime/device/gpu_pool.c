@@ -2,8 +2,9 @@
 // device/gpu_pool.c -- the caching allocator of each GPU.
 //
 // Small blocks are allocated from chunks, by size class. Large blocks are cut from slabs (slab.h). The size of a new
-// slab is 1/32 of the reserved bytes, within limits: there are then few slabs, and the last one wastes little. Slabs
-// for lasting blocks have the smallest size, because no other blocks use their free ranges.
+// slab is about 1/32 of the reserved bytes, within limits: there are then few slabs, and the last one wastes little.
+// Slabs for lasting blocks have the smallest size, because other blocks use their free ranges only if the driver has no
+// memory.
 #include "device/gpu_pool.h"
 #include "device/device.h"
 #include "device/history.h"

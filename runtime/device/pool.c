@@ -2,8 +2,8 @@
 // device/pool.c -- the caching allocator of the CPU, and what is common to all devices.
 //
 // CPU memory comes from arenas: large reserved address ranges in which only touched pages use memory. Blocks are
-// allocated from an arena by size class (eight classes per power of two: at most 1/8 of a block above 512 bytes is
-// wasted). A freed block is added to its arena's free list for that class. Blocks are never merged or split, because
+// allocated from an arena by size class (eight classes per power of two: at most 1/8 of a new block above 512 bytes
+// is wasted). A freed block is added to its arena's free list for that class. Blocks are never merged or split, because
 // training requests the same sizes in every step.
 //
 // An arena is either anonymous memory or a memfd. A peer on the node maps a memfd once and finds every block in it by

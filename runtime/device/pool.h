@@ -43,7 +43,7 @@ void ms__set_kind(ms_block *b, ms_memory_kind kind);  // records what b holds; a
 
 // Memory of a captured step. Blocks that are allocated while ms__pinning is set are pinned: when they are freed they
 // return to the pins, where only allocations of the same recording find them, and to the pool when the pins are freed.
-// Free pinned blocks count as allocated, with the size of their class.
+// Free pinned blocks count as allocated: with the size of their class, or on a GPU with the size of their latest use.
 extern ms_pins *ms__pinning;
 ms_pins *ms__pins_new(void);  // NULL: no memory
 void ms__pins_free(ms_pins *p);

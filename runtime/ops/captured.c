@@ -73,8 +73,8 @@ static bool rehash(struct ms_seen *k)
     return true;
 }
 
-// A storage that points at pinned memory and does not own it. Its block is a copy, by which peers find the memory; on a
-// GPU it leads to the pinned block (ms__owner_of).
+// A storage that points at s's pinned memory and does not own it. Its block is a copy of s's block, by which peers find
+// the memory; on a GPU the copy leads to the pinned block (ms__owner_of).
 static ms_storage *pointer_to(const ms_storage *s)
 {
     ms_storage *p = NULL;

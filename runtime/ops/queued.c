@@ -5,8 +5,8 @@
 #include "device/device.h"
 #include "ops/queued.h"
 
-// KEPT: number of entries of a ring; LISTED: most entries that a message lists. SHOWN, DIMS: of each call, so many
-// tensors are kept, and so many dimensions of a tensor. Every call on a GPU writes an entry, so these are small.
+// KEPT: number of entries of a ring; LISTED: most entries that a message lists; SHOWN: most tensors of a call in an
+// entry; DIMS: most dimensions of such a tensor. Every call on a GPU writes an entry, so SHOWN and DIMS are small.
 enum { KEPT = 16, LISTED = 8, SHOWN = 3, DIMS = 6 };
 typedef struct {
     uint8_t dtype, ndim;

@@ -114,7 +114,8 @@ static void vacate_buffer(unit *u)
 }
 
 // Copies this rank's parts, in the gathered dtype, to a storage laid out like the shard, or (in a world of one) like
-// the gather buffer. Copies to another device are asynchronous; readers wait for them.
+// the gather buffer. Copies to another device without conversion are asynchronous; readers wait for
+// them.
 static ms_status cast_shard(unit *u, ms_storage *to)
 {
     ms_copies together = { 0 };

@@ -23,8 +23,8 @@ struct layout {
     // local tensor. Collective.
     ms_status (*gather_whole)(unit_param *p, ms_tensor *part, ms_tensor *out);
 
-    // Returns the number of elements in one rank's block of a gradient of the listed parameters; at[k] receives the
-    // offset of parameter k's part in it.
+    // Returns the number of elements in one rank's block of the gradients of the parameters in `present`; at[k]
+    // receives the offset of the k-th parameter's part in that block.
     int64_t (*columns)(unit *u, int n, unit_param **present, int64_t *at);
     // Fills `in` (1-d, a block of `columns` elements for each rank) with the gradients of the parameters in `present`;
     // the padding is 0.
