@@ -7,7 +7,7 @@
 // below, barriers and shared memory only in kernels started by launch_blocks or launch_shared.
 //
 // Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give the CPU's results bit by bit. The
-// order of sums depends only on shapes and on whether rows begin at a multiple of 16 bytes.
+// order of a kernel's sums depends only on shapes, strides, dtypes and whether rows begin at a multiple of 16 bytes.
 #ifndef MS_CUDA_H
 #define MS_CUDA_H
 

@@ -7,9 +7,9 @@
 // time as fit in half of the second-level cache; A is packed into panels of KC x 8 rows (6 without AVX-512). A panel of
 // A stays in the first-level cache while all panels of B are read. (The opposite order, one panel of B against all of
 // A, reads both from the second-level cache and is 13 % slower.) Strides that are powers of two, which cause conflicts
-// in caches and TLBs, are met only while packing. Half types are converted while packing, accumulate in float32 and are
-// rounded once at the end. The order in which an element of C is summed depends neither on the number of threads nor on
-// the tiles.
+// in caches and TLBs, are met only while packing, or where A is read in place (FEW). Half types are converted while
+// packing, accumulate in float32 and are rounded once at the end. The order in which an element of C is summed depends
+// neither on the number of threads nor on the tiles.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
 #include <unistd.h>
