@@ -213,13 +213,14 @@ end
 ---@param m Module  the module to wrap
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
 ---   sharding_strategy: default "full_shard"; cpu_offload: keeps shards on the CPU; auto_wrap_policy: selects the
----   submodules that become instances of their own; backward_prefetch: when backward starts the next gather: before or
----   after the current unit; mixed_precision: dtypes of computation, reductions and buffers; ignored_modules: keep
----   their parameters whole; ignored_states: parameters or modules that stay whole; param_init_fn: initializes modules
----   on meta; device_id: device to which parameters on the CPU are moved; sync_module_states: starts from rank 0's
----   parameters and buffers; device_mesh: a mesh of one dimension, or { replicate, shard }, given instead of
----   process_group; forward_prefetch: false: forward gathers no instance ahead; limit_all_gathers: at most one instance
----   is gathered ahead; use_orig_params: keeps the original names and parameters
+---   submodules that become instances of their own; backward_prefetch: when backward starts the next gather: before the
+---   current unit ("pre"), after it ("post"), or when the next unit needs it ("none"); mixed_precision: dtypes of
+---   computation, reductions and buffers; ignored_modules: keep their parameters whole; ignored_states: parameters or
+---   modules that stay whole; param_init_fn: initializes modules on meta; device_id: device to which parameters on the
+---   CPU are moved; sync_module_states: starts from rank 0's parameters and buffers; device_mesh: a mesh of one
+---   dimension, or { replicate, shard }, given instead of process_group; forward_prefetch: false: forward gathers no
+---   instance ahead; limit_all_gathers: at most one instance is gathered ahead; use_orig_params: keeps the original
+---   names and parameters
 function FSDP:init(m, given)
   opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
