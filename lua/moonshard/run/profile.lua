@@ -55,7 +55,7 @@ end
 ---@param events table[]  each with category, name, detail, start and duration; collectives with their unit
 ---@param total number  seconds recorded
 ---@return table summary  total, forward, backward, optimizer, communication, other: seconds; layers: forward and backward
----   by the layer's name; waits: seconds by the unit's name
+---   by the layer's name; waits: seconds by the unit's name, or by the range's if it has no unit
 function M.summary(events, total)
   local layers, waits, stack, passes = {}, {}, {}, {}
   for _, e in ipairs(events) do

@@ -160,8 +160,9 @@ local function hand_over(out, n, list, n_in)
   args.n_out = n
 end
 
--- Called when the engine has refused the call in engine.args. If its arguments include an instance, runs it on inner
--- tensors and returns true; otherwise returns false. a, b, c: the first arguments, if the caller has them.
+-- Called when the engine has refused the call in engine.args. If its arguments include an instance, runs the operator
+-- (by the class's dispatch, or else on inner tensors) and returns true; otherwise returns false. a, b, c: the first
+-- arguments, if the caller has them.
 tensor.on_refused_call(function(number, a, b, c)
   local list, found = {}, false
   local n_in = args.n_in

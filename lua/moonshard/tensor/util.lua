@@ -90,6 +90,7 @@ end
 
 --- Copies tensors, modules and tables of them. Objects and memory that are shared inside x are shared inside the copy;
 --- parameters remain leaves. Functions and classes are not copied. A class may define `__deepcopy(obj, memo, copy)`.
+--- Errors: a tensor that an operation made.
 ---@generic T
 ---@param x T  any value
 ---@return T

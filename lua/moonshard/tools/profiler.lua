@@ -219,7 +219,8 @@ function Profile:events()
   return out
 end
 
---- Sums of ranges by name and thread (all steps of ms.steps are "step"): an array of rows that prints as a table.
+--- Sums of ranges by name, category and thread (all steps of ms.steps are "step"): rows in an array that prints as a
+--- table.
 ---@param given? { group_by_input_shape: boolean }
 ---   group_by_input_shape: operators have a row for each shape; needs record_shapes
 ---@return ProfileAverages
