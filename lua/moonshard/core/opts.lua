@@ -39,7 +39,7 @@ M.positive = kind("a number > 0", function(v) return is_number(v) and v > 0 end)
 M.whole = kind("a whole number", is_whole)
 
 local numbers_from = {}
---- Accepts numbers that are not less than low.
+--- The kind of numbers that are not less than low.
 function M.number_from(low)
   numbers_from[low] = numbers_from[low]
     or kind(("a number from %g"):format(low), function(v) return is_number(v) and v >= low end)
@@ -47,14 +47,14 @@ function M.number_from(low)
 end
 
 local wholes_from = {}
---- Accepts whole numbers that are not less than low.
+--- The kind of whole numbers that are not less than low.
 function M.whole_from(low)
   wholes_from[low] = wholes_from[low]
     or kind(("a whole number from %d"):format(low), function(v) return is_whole(v) and v >= low end)
   return wholes_from[low]
 end
 
---- Accepts functions and instances of classes that can be called.
+--- The kind of functions and of instances of classes that can be called.
 M.callable = kind("a function", function(v)
   local mt = type(v) == "table" and getmetatable(v)
   return type(v) == "function" or mt and rawget(mt, "__call") ~= nil or false

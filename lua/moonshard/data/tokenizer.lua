@@ -19,7 +19,7 @@ local BASE = 2 ^ 24                                     -- a pair of ids as one 
 -- a run of white space.
 local KINDS = { "^ ?[%a\128-\255]+", "^ ?%d+", "^ ?[^%s%w\128-\255]+", "^%s+" }
 
-local LONGEST = 256                                     -- bytes of a word; its encoding takes time by their square
+local LONGEST = 256                                     -- most bytes of a word: encoding takes quadratic time
 local CACHED = 2 ^ 17                                   -- number of words whose tokens are remembered
 
 -- Calls fn(word) for the words of a text, in order; together they are the text.

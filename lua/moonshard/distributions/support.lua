@@ -40,7 +40,7 @@ M.weights = new("numbers from 0 with a sum above 0", 1, function(x)
   return x:ge(0):all(-1):logical_and(x:sum(-1):gt(0)):logical_and(x:sum(-1):lt(math.huge))
 end)
 
-local SLACK = 1e-6                      -- PyTorch's, of a sum of probabilities
+local SLACK = 1e-6                      -- PyTorch's tolerance for a sum of probabilities
 M.simplex = new("numbers from 0 with the sum 1", 1, function(x)
   return x:ge(0):all(-1):logical_and((x:sum(-1) - 1):abs():lt(SLACK))
 end)
@@ -49,12 +49,12 @@ M.one_hot = new("one 1 and otherwise 0", 1, function(x)
   return x:eq(0):logical_or(x:eq(1)):all(-1):logical_and(x:sum(-1):eq(1))
 end)
 
---- Numbers from low to high, which broadcast with the value.
+--- Constraint of numbers from low to high; both limits broadcast with the value.
 function M.between(low, high)
   return new("a number from low to high", 0, function(x) return x:ge(low):logical_and(x:le(high)) end)
 end
 
---- Class ids below n.
+--- Constraint of class ids below n.
 function M.id_below(n)
   return new(("a whole number from 0 to %d"):format(n - 1), 0, function(x)
     return x:ge(0):logical_and(x:lt(n)):logical_and(x:eq(x:floor()))

@@ -176,7 +176,8 @@ local function take_ids(values)
   return out
 end
 
--- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: the result of the k-th gradient.
+-- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: the number of the result to which the
+-- k-th gradient belongs.
 local function before_backward(ctx, ...)
   local self, grads = ctx.module, { n = ctx.n }
   for k, at in ipairs(ctx.at) do grads[at] = (select(k, ...)) end
