@@ -231,7 +231,7 @@ static __device__ inline void move_bytes(int size, void *to, int64_t i, const vo
     default: ((uint64_t *)to)[i] = ((const uint64_t *)from)[j]; break;
     }
 }
-// Writes element `from` of q.from to, or combines it with, element `to` of q.to. float is not used with REDUCE.
+// Copies element `from` of q.from to element `to` of q.to, or combines the two there. T is not float with REDUCE.
 template <class T> static __device__ inline void write_one(const job &q, int how, int64_t to, int64_t from)
 {
     if (how < ADD) return move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);

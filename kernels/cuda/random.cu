@@ -50,8 +50,9 @@ static __device__ inline void draw_integers(const draw &d, const rng &r, int64_t
     for (int h = 0; h < 2; h++) v[h] = ms_draw_integer(w[2 * h], w[2 * h + 1], low, width);
 }
 
-// The index of the first of a thread's WIDE elements. If out[0] is at an odd position of the whole tensor, all are one
-// lower and the first thread begins at -1: out[0] uses the second half of its block of words, and nothing the first.
+// The index of the first of a thread's WIDE elements. If out[0] is at an odd position of the whole tensor, the index is
+// one lower, so the first thread begins at -1: out[0] uses the second half of its block of words, and nothing the
+// first.
 static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {

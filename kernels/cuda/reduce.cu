@@ -244,7 +244,7 @@ template <class E> __global__ void scan_totals_kernel(lines l, line_data from, s
     if (threadIdx.x == 0) ((T *)p.totals)[blockIdx.x] = sum;
 }
 // In each round every thread sums WIDE elements, the block scans these sums, and its total is carried into the next
-// round. The totals of earlier segments are carried into the first.
+// round. The totals of earlier segments are carried into the first round.
 template <class E> __global__ void scan_kernel(lines l, line_data from, line_data to, scan_parts p)
 {
     typedef typename E::total T;

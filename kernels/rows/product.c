@@ -264,7 +264,7 @@ static ms_status matmul_backward(ms_backward_call *c)
     wa = ms__tensor_view(a, na, sa, left.stride, a->offset);
     wb = ms__tensor_view(b, nb, sb, right.stride, b->offset);
 
-    // The gradient with the dimensions that were added to 1-d inputs.
+    // sg, stride: shape and strides of the gradient with the dimensions that were added to 1-d inputs.
     for (int d = 0; d < g->ndim; d++) sg[ng] = g->shape[d], stride[ng++] = g->stride[d];
     if (b->ndim == 1) sg[ng] = 1, stride[ng++] = 1;
     if (a->ndim == 1) {

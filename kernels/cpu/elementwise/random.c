@@ -71,7 +71,7 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
         for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_integer(w->w[2 * h][k], w->w[2 * h + 1][k], low, width);
 }
 
-// Truncated normal distribution on [a, b], by inversion: the inverse CDF of a uniform number between CDF(a) and CDF(b).
+// Draws from a normal distribution truncated to [a, b]: the inverse CDF of a uniform number between CDF(a) and CDF(b).
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
     ms_truncated t = ms_truncated_of(j->f);

@@ -284,7 +284,7 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
 
 // ---- gradients ------------------------------------------------------------------------------------
 
-// dw = g columns^T, summed over images. g is the gradient of the output. float32 or float64.
+// dw = g columns^T, summed over images, in float32 or float64. g is the gradient of the output.
 static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
 {
     ms_block *room = NULL, *rows = NULL, *part = NULL;
@@ -314,7 +314,7 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
     return st;
 }
 
-// dx = w^T g, folded. float32 or float64.
+// dx = w^T g, folded, in float32 or float64. g is the gradient of the output.
 static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, ms_tensor *dx)
 {
     ms_block *room = NULL, *rows = NULL;

@@ -259,7 +259,7 @@ static MS_KERNEL void R(gru_back_row)(const R(back_row) * u)
     }
 }
 
-// The gradients of the sums of n units of row r of the next step, from the gradient of its state.
+// Computes the gradients of the sums of n units of row r of the next step, from dh, the gradient of the units' states.
 static void R(unit_back)(const pass *w, int64_t r, int64_t unit, int64_t n, const REAL *dh, REAL *unused)
 {
     int64_t H = w->H, P = w->P, row = w->next.at + r;

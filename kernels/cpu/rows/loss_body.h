@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/loss_body.h -- cross_entropy and blocks of mse_loss; loss.c includes it once per accumulation type.
 
-// loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s is the label smoothing.
+// loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s: label smoothing, t: target class.
 static MS_KERNEL void R(cross_rows)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
@@ -31,7 +31,8 @@ static MS_KERNEL void R(cross_rows)(void *arg, int64_t first, int64_t last, int6
 }
 
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t])
-// plus the gradient of the logsumexp output, if any, times exp(x[c] - lse). [c = t] is 1 if c = t, else 0.
+// plus the gradient of the logsumexp output, if any, times exp(x[c] - lse). [c = t] is 1 if c = t, else 0. s: label
+// smoothing, t: target class.
 static MS_KERNEL void R(cross_rows_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;

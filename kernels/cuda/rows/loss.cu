@@ -195,7 +195,7 @@ template <class T> struct row_factors {
     T scale, lse, more;
 };
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + more exp(x[c] -
-// lse), where [c = t] is 1 if c = t, else 0. dx may be x.
+// lse), where [c = t] is 1 if c = t, else 0. s: label smoothing, t: target class. dx may be x.
 template <class S>
 static __device__ __forceinline__ void row_gradient(const cross &q, const row_segment &my, row_factors<real_of<S>> k,
                                                     real_of<S> *shared, void *dx)

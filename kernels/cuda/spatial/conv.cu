@@ -286,7 +286,7 @@ static ms_status bias_gradient(const ms_call *c, const conv_job *j, const ms_ten
 #undef BIAS
 }
 
-// dw from the gradient of the output, g, and the image x.
+// Computes dw from the gradient of the output, g, and the image x.
 static ms_status weight(const ms_call *c, conv_job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
 {
     int64_t n = j->M * j->K, size = sums_size(j);
@@ -300,7 +300,7 @@ static ms_status weight(const ms_call *c, conv_job *j, const ms_tensor *g, const
     return weight_gradient(j, ms__data(g), ms__data(x), cols.data, room, dw);
 }
 
-// dx from the gradient of the output, g, and the weight; bias: of a transposed convolution, or NULL.
+// Computes dx from the gradient of the output, g, and the weight; bias: of a transposed convolution, or NULL.
 static ms_status image(const ms_call *c, conv_job *j, const ms_tensor *g, const ms_tensor *w, const ms_tensor *bias,
                        ms_tensor *dx)
 {

@@ -109,7 +109,7 @@ static ms_status run_gelu_mlp(ms_call *c)
 // gradients that the weights already have, if any.
 enum { G, IN_X, IN_W1, IN_W2, IN_BEFORE, IN_HIDDEN, SO_FAR_1, SO_FAR_2 };
 
-// The gradients of one layer: those of dx, dw, db that are not NULL.
+// Computes the gradients of one layer. out: dx, dw and db; those that are not needed are NULL.
 static ms_status linear_backward(ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_tensor *const *out)
 {
     ms_call sub = { .n_in = 3, .in = { g, x, w }, .n_i = 1 };

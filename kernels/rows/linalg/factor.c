@@ -35,7 +35,8 @@ static ms_status cholesky_check(ms_call *c)
     MS_TRY(ms__check_matrices(c, 0, "A", true));
     return ms__call_out_like(c, 0, c->in[0]);
 }
-// With P the lower triangle of L^T G, its diagonal halved: S = L^-T P L^-1, and the gradient (S + S^T) / 2.
+// With G the gradient of L, and P the lower triangle of L^T G, its diagonal halved: S = L^-T P L^-1, and the gradient
+// of A is (S + S^T) / 2.
 static ms_status cholesky_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -62,7 +63,7 @@ static ms_status qr_check(ms_call *c)
     return matrices_out(c, 1, k, n);
 }
 // The gradient of a square or tall A = Q R: (GQ + Q C) R^-T, where C is the lower triangle of R GR^T - GQ^T Q,
-// mirrored.
+// mirrored, and GQ and GR are the gradients of Q and R.
 static ms_tensor *qr_formula(ms_algebra *e, ms_tensor *q, ms_tensor *r, ms_tensor *gq, ms_tensor *gr)
 {
     ms_tensor *m = gr ? ms__times(e, r, ms__transposed(e, gr)) : NULL;
@@ -119,7 +120,8 @@ static ms_tensor *off_diagonal(ms_algebra *e, ms_tensor *m)
 {
     return ms__plus(e, ms__lower(e, m, -1), ms__upper(e, m, 1));
 }
-// V (diag(Gw) + V^T GV / D) V^T, where D has the eigenvalues' differences and the quotient is 0 on the diagonal.
+// The gradient of A is V (diag(Gw) + V^T GV / D) V^T, where Gw and GV are the gradients of the eigenvalues and of V, D
+// has the eigenvalues' differences, and the quotient is 0 on the diagonal.
 static ms_status eigh_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
