@@ -42,7 +42,7 @@ end
 --- Returns a copy of a convolution that computes what it and a batch norm after it compute in evaluation.
 ---@param conv Module  a convolution, in evaluation mode
 ---@param bn Module  a batch norm with running statistics, in evaluation mode
----@param given? { transpose: boolean }  transpose: conv is a transposed convolution (default: its class says so)
+---@param given? { transpose: boolean }  transpose: conv is a transposed convolution (default: according to its class)
 ---@return Module
 function M.fuse_conv_bn_eval(conv, bn, given)
   local transposed = opts("fuse_conv_bn_eval", given, { transpose = opts.boolean }).transpose

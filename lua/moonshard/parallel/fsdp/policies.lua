@@ -92,7 +92,7 @@ end
 function M.is_mesh_dims(x) return getmetatable(x) == MeshDims end
 
 ---@class Placement
----@field dim integer?  the dimension of a Shard, from 1
+---@field dim integer?  the dimension of a Shard, from 1; negative from the end
 local Shard, Replicate = { __name = "Shard" }, { __name = "Replicate" }
 Shard.__index, Replicate.__index = Shard, Replicate
 
