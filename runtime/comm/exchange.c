@@ -72,7 +72,8 @@ static int refused_by(const ms_coll *c)
     return -1;
 }
 
-// Lists the requests of all members; equal requests from the same line are listed once.
+// Lists the requests of the members that have arrived, equal ones from the same line once. If a call was refused, gives
+// only its error.
 static void describe_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
@@ -129,7 +130,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
                    "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
-// Fails with a message that lists the requests of all members. The first rank to finish waiting writes it and the
+// Fails with the message of describe_requests. The first rank to finish waiting writes it and the
 // others copy it, so that all ranks of the node raise the same message.
 static ms_status mismatch(ms_waiter *w)
 {

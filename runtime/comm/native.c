@@ -183,8 +183,8 @@ static void note_other(const ms_storage *s)
 
 bool ms__native_serves(const ms_request *r)
 {
-    // Not moved by NCCL: gathers and scatters, whose lists of tensors are packed in CPU memory; and sends and receives,
-    // which two ranks may issue in different orders.
+    // Not moved by NCCL: gathers and scatters, whose lists of tensors are packed in CPU memory; sends and receives,
+    // which two ranks may issue in different orders; barriers; reduce-scatters of parts.
     bool moved = r->op == OP_ALL_REDUCE || r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER ||
                  r->op == OP_BROADCAST || r->op == OP_REDUCE || r->op == OP_ALL_TO_ALL;
     if (!moved || !r->group->gpu || r->n_parts) return false;

@@ -154,7 +154,7 @@ ms_tensor *ms__capture_tensor(ms_captured *c, ms_tensor *t)
         p->tensors = l;
     }
     if (!l) ms__capture_no_memory(c);
-    // Parameters of units are not watched: their memory changes when they are gathered, by work that is in the list.
+    // Parameters of units are not watched: their memory changes when they are gathered, by work of the step.
     else if (t->is_param && !t->unit_param && !p->pinned) watch(c, t);
     ms__capture_resume(was);
     return l ? l->t : NULL;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // ops/op.c -- dispatch: one path for all operators, called from scripts and from C.
 //
-// A call is checked (inputs alive, on one device, resident; then the operator's own check, which makes the outputs),
-// runs on its device, and is recorded on the tape if an input requires a gradient. On failure the outputs are released
-// and the error names the operator. A call that fails for lack of memory has no effect, because scripts repeat it after
-// a garbage collection (tensor/init.lua): the tape's node and the outputs' ids are allocated before the kernel runs,
-// and random offsets are given back.
+// A call is checked (inputs alive, resident, on one device unless the flags allow several; then the operator's own
+// check, which makes the outputs), runs on its device, and is recorded on the tape if an input requires a gradient. On
+// failure the outputs are released and the error names the operator. A call that fails for lack of memory has no
+// effect, because scripts repeat it after a garbage collection (tensor/init.lua): the tape's node and the outputs' ids
+// are allocated before the kernel runs, and random offsets are given back.
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>

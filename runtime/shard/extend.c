@@ -335,7 +335,7 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return ms__failure();
         MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
-        // The unit also frees memory that only the whole refers to, even if the hook does not return it.
+        // The unit also frees memory that only the whole parameter refers to, even if the hook does not return it.
         if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
     }
     for (int k = 0; k < n_free; k++) {
