@@ -10,7 +10,7 @@
 enum { MS_CONV_DIMS = 3 };
 
 typedef struct ms_conv {
-    int64_t n, in, d, h, w;    // images; their channels, depth, rows, columns
+    int64_t n, in, d, h, w;    // number of images; their channels, depth, rows, columns
     int64_t out, od, oh, ow;   // channels, depth, rows and columns of the output
     int64_t kd, kh, kw;        // sizes of the kernel
     int64_t sd, sh, sw;        // strides

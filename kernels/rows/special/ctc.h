@@ -14,7 +14,7 @@ typedef struct ms_ctc_vector {
 typedef struct ms_ctc_call {
     ms_ctc sample;                        // what samples share: steps, classes, blank; logp and target of sample 0
     int64_t batch, times, longest, wide;  // wide: elements of a row of alpha
-    int64_t next_logp, next_target;       // from sample to sample
+    int64_t next_logp, next_target;       // elements from one sample to the next
     int64_t concatenated;                 // number of targets, stored one after the other; -1 if each sample has a row
     ms_ctc_vector input_lengths, target_lengths;
     bool zero_infinity;

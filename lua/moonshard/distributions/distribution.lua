@@ -171,7 +171,7 @@ function Distribution:_like() return self[self._parameters[1][1]] end
 function Distribution:expand(...)
   local new, batch = setmetatable({}, getmetatable(self)), shape(self._sizes("expand", ...))
   for name, value in pairs(self) do new[name] = value end
-  if self._expand then self:_expand(new, batch) end                -- of a distribution made of others
+  if self._expand then self:_expand(new, batch) end                -- distributions made of others have it
   for _, p in ipairs(self._parameters or {}) do
     new[p[1]] = self:_expanded(self[p[1]], p[2].event_dims, batch)
   end

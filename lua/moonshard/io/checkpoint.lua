@@ -380,8 +380,8 @@ local function plan(readers, name, entry, e)
     want_range(readers, name, entry, target, first, n)
     return not direct and n > 0 and function() part:copy_(target) end or nil
   end
-  -- The tensor is sharded along a later dimension, in the checkpoint or in the model: assemble the whole from its
-  -- pieces.
+  -- The tensor is sharded along a dimension after the first, in the checkpoint or in the model: assemble the whole from
+  -- its pieces.
   local whole = create.empty(entry.shape, { dtype = entry.dtype, device = "cpu" })
   local pieces = {}
   for k, piece in ipairs(entry.pieces) do
