@@ -130,8 +130,8 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
                    "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
-// Fails with the message of describe_requests. The first rank to finish waiting writes it and the
-// others copy it, so that all ranks of the node raise the same message.
+// Fails with the message of describe_requests. The first rank to finish waiting writes it and the others copy it, so
+// that all ranks of the node raise the same message.
 static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;

@@ -166,8 +166,8 @@ static ms_status report_absence(ms_waiter *w)
     return ms__fail_job(MS_ECOMM, -1);
 }
 
-// Fails if a peer has left or died, if the timeout has passed, or in a deadlock. Called every few milliseconds during a
-// long wait.
+// Fails if a peer has left, died or ended its line at the prompt, if the timeout has passed, or in a deadlock. Called
+// every few milliseconds during a long wait.
 static ms_status check_peers(ms_waiter *w)
 {
     ms_coll *c = w->c;
