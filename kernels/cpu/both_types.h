@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/both_types.h -- includes BODY, a file of row kernels, once for float and once for double. Defines REAL, R(name),
+// cpu/both_types.h -- includes BODY, a file of kernels, once for float and once for double. Defines REAL, R(name),
 // the mathematical functions, and the functions that read and write a row (rows.h). Half types use the float version.
 #define REAL float
 #define R(x) x##_f32

@@ -141,8 +141,8 @@ static __device__ inline double fold_part(double sum, double part, double p)
     if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;
     return sum + part;
 }
-// The norm of all gradients: from the sums (ms_norm_part.owner), or, if sums is NULL, `total`. Gradients are multiplied
-// by factor_of(norm): most / (norm + 1e-6), but at most 1, and 1 if `most` is not finite.
+// The norm of all gradients: from `sums`, one per owner (ms_norm_part), or, if sums is NULL, `total`. The gradients are
+// multiplied by factor_of(norm): most / (norm + 1e-6), but at most 1, and 1 if `most` is not finite.
 struct clip_norm {
     const double *sums;
     int owners, dtype;

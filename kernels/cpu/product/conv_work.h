@@ -15,7 +15,7 @@ typedef struct ms_conv_work {
     int result;         // the operand that is computed
     void *operands[3];  // in the order of the constants
     const void *bias;   // added to the output; NULL: none
-    size_t room;        // most bytes of copies of images and outputs, but at least 16 MiB and those of one image
+    size_t room;        // limit of the bytes of copies of images and outputs; 16 MiB and one image are always allowed
     const char *what;   // operator's name, for errors
 } ms_conv_work;
 

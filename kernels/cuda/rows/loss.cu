@@ -29,7 +29,7 @@ static __device__ inline int64_t target_of(const cross &q, int64_t row)
     }
     return t;
 }
-// Rows are divided into segments, a block for each; usually one.
+// Each row is divided into segments, usually only one; a block computes a segment.
 struct row_segments {
     int64_t count, length;  // length: elements of each but the last
 };

@@ -52,7 +52,7 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
     if (b->n_in > 2 && b->need[2])
         return ms__fail(MS_EUNSUPPORTED,
                         "cross_entropy: gradients of class weights are not supported; detach the weights");
-    if (!in[0]) {  // only the second output was used
+    if (!in[0]) {  // only the logsumexp was used
         MS_TRY(ms__zeros_of(&none, &b->out_meta[0]));
         in[0] = b->gout[0] = none;
     }
