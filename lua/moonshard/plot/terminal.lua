@@ -198,8 +198,8 @@ local function labelled(plot, columns, ascii)
   return out
 end
 
---- Cells shaded by their values, from low to high; a cell that is not finite is a question mark. Labels and values are
---- left out where they need more than `columns` characters.
+--- Cells shaded by their values, from low to high, or with option `values` the values as numbers; a shaded cell that
+--- is not finite is a question mark. Labels and numbers are left out if they need more than `columns` characters.
 ---@param plot Plot
 ---@param columns integer
 ---@param ascii boolean

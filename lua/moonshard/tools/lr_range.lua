@@ -29,7 +29,7 @@ function LRRange:__tostring()
   return ("%s\nsuggested learning rate: %.2g"):format(self:plot():text(), self.suggestion)
 end
 
--- Copies of what a training step changes: parameters, and the optimizer's state.
+-- Copies of the parameters and of the optimizer's state, which the test changes.
 local function copy_of(optimizer)
   local copies = {}
   autograd.no_grad(function()
@@ -60,9 +60,9 @@ local function over_ranks(loss)
 end
 
 --- Trains for `steps` steps with a learning rate that grows exponentially from `from` to `to`, and restores parameters
---- and optimizer afterwards. Stops early when the loss is not finite or has exceeded `stop` times the lowest one. Over
---- ranks, all of them make the call, and the loss is the mean of theirs. The result prints the curve;
---- `result:plot():save "range.svg"` writes it as SVG. Errors: the test ends before its third step.
+--- and optimizer afterwards. Stops early when the loss is not finite or the smoothed loss exceeds `stop` times its
+--- lowest value. Over ranks, all of them make the call, and the loss is the mean of theirs. The result prints the
+--- curve; `result:plot():save "range.svg"` writes it as SVG. Errors: the test ends before its third step.
 ---@param optimizer Optimizer  of the model to train
 ---@param step fun(step: integer): number|Tensor  makes gradients and returns the loss; the test calls the optimizer's step
 ---@param given? { from: number, to: number, steps: integer, smooth: number, stop: number }
