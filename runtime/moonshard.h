@@ -869,7 +869,7 @@ MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
 MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 
 // Reads ranges of elements of many tensors at once: call ms_loader_want for each, then ms_loader_fetch. A range is
-// stored in dst, which must be contiguous and of the same dtype, from element `at` on. If whole (17 bytes) is not NULL,
+// stored in dst, a contiguous CPU tensor of the same dtype, from element `at` on. If whole (17 bytes) is not NULL,
 // fetch reads the whole file once, in order, and verifies it if l was opened with verify; for a file without checksums,
 // whole receives its XXH64, otherwise "".
 MS_API ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);

@@ -118,7 +118,7 @@ static ms_status poll(int index, int stream)
     return st;
 }
 
-// Waits for a stream, or all streams (stream < 0), if collectives are queued on the GPU.
+// Waits for a stream, or all streams (stream < 0), if collectives are queued on any GPU of this rank.
 static ms_status poll_streams(int index, int stream)
 {
     if (MS_LIKELY(ms__collectives_queued == 0)) return MS_OK;
