@@ -6,7 +6,7 @@ local errors = require "moonshard.core.errors"
 
 local getmetatable, setmetatable, rawget, type, ipairs = getmetatable, setmetatable, rawget, type, ipairs
 
----@class Tensor                 fields and operators: types.lua
+---@class Tensor                 fields and operators: core/types.lua
 local Tensor = class.new "Tensor"
 
 -- The metatables of tensors: the plain class and all classes that extend it.

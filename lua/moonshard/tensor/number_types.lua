@@ -82,7 +82,7 @@ end
 
 --- The dtype of the sum of two tensors or numbers.
 ---@param a Tensor|number|boolean  a number counts as a tensor without dimensions
----@param b Tensor|number|boolean  as a
+---@param b Tensor|number|boolean  as for a
 ---@return string
 function M.result_type(a, b)
   local operands = { a, b }

@@ -29,7 +29,7 @@ function M.manual_seed(seed) random.manual_seed(seed) end
 
 -- ---- memory ---------------------------------------------------------------------------------------
 
--- A field of ms.memory_stats of a device; 0 without any device.
+-- A field of ms.memory_stats of a device; 0 if i is nil and there is no device.
 local function stat(field, i, who)
   if i == nil and lib.ms_cuda_count() == 0 then return 0 end
   return util.memory_stats(("cuda:%d"):format(checked_device(i, who)))[field]

@@ -65,7 +65,7 @@ local function c_string(text)
   return p
 end
 
--- Converts matches to readline's format: the longest common prefix, the candidates, NULL, all allocated by malloc.
+-- Converts matches to readline's format: the longest common prefix, the matches if there are several, NULL; by malloc.
 local function c_matches(list)
   local common = list[1]
   for k = 2, #list do

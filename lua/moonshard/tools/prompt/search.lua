@@ -12,7 +12,7 @@ local getmetatable, rawget = getmetatable, rawget
 
 local M = {}
 
-local MOST = 40             -- names that a search lists
+local MOST = 40             -- most names that a search lists under each heading
 
 ---@class Entry
 ---@field name string   as scripts write it: "ms.nn.Linear", "t:softmax"
@@ -33,7 +33,7 @@ end
 -- The result of M.entries, made once: the names do not change.
 local known
 
--- Adds the public functions and classes of a table, and those of plain tables in it.
+-- Adds the public functions and classes of a table and, down to `depth`, of the tables in it, each once.
 local function collect(list, prefix, from, depth, seen)
   for name, value in sorted_pairs(from) do
     local public = type(name) == "string" and name:sub(1, 1) ~= "_"
