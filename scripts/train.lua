@@ -334,7 +334,7 @@ local metrics = {}                      -- metrics of the current step; the tabl
 local step_now = first
 local value
 local NAN_STEPS = 3
-local nan_steps, nan_announced = 0, false               -- consecutive losses that were not finite
+local nan_steps, nan_announced = 0, false               -- nan_steps: consecutive losses that were not finite
 
 local function is_finite(x) return x - x == 0 end
 

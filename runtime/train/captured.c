@@ -36,7 +36,7 @@ static void forget(ms_captured *c)
     ms__captured_drop(c);
 }
 
-// Makes the step's own input k, pinned, with the argument's values.
+// Makes the step's own input k, in memory that the step keeps, with the argument's values.
 static ms_status take_input(ms_captured *c, int k, ms_id id, ms_id *own)
 {
     ms_tensor *t = ms__tensor(id), *mine;

@@ -491,7 +491,7 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     for (int i = 0; i < n_groups; i++)
         for (int k = 0; k < groups[i].n; k++) MS_TRY(add_leaf(s, &groups[i], k));
     if (clip) MS_TRY(ms__clip_measure(clip));
-    // Up to here nothing has changed: a step that failed for lack of memory can be repeated. From here on a step
+    // Up to here no leaf has changed: a step that failed for lack of memory can be repeated. From here on a step
     // fails only if a device does.
     MS_TRY(clip       ? run_clipped(s, clip)
            : of->skip ? run_unless(s, of->skip, &of->skipped)

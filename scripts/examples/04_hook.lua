@@ -8,7 +8,7 @@ local nn = ms.nn
 ms.manual_seed(1)
 local model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 
--- Called after the forward of every layer, with the layer and its output.
+-- A forward hook is called after the forward of its layer, with the layer and the output.
 local handles = {}
 for name, m in model:named_children() do
   handles[#handles + 1] = m:register_forward_hook(function(module, _, out)
@@ -28,7 +28,7 @@ local loss = model[3](model[2](hidden)):sum()
 loss:backward()
 print("zeroed on its way to the input:", x.grad:abs():sum():item() == 0)
 
--- A hook on a parameter runs when its gradient is complete.
+-- A hook on a parameter runs when the parameter's gradient is complete.
 model[3].weight:register_post_accumulate_grad_hook(function(p) print("landed:", p.grad.shape) end)
 for _, handle in ipairs(handles) do handle:remove() end
 model:zero_grad()

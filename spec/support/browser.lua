@@ -181,7 +181,7 @@ function Page:key(key, held)
   self:frame()
 end
 
---- What a screen reader gets: the nodes of the accessibility tree that have a role, in order.
+--- What a screen reader gets: the nodes of the accessibility tree that have a role and are not ignored, in order.
 ---@return { role: string, name: string, properties: table<string, any> }[]
 function Page:accessible()
   local list = {}

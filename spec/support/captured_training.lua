@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Kinds of training for specs of captured steps: every call must give the same bits as uncaptured.
+--- Kinds of training for specs of captured steps: every call must give the same bits as without capture.
 local assert = require "luassert"
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim

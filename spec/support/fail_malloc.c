@@ -17,7 +17,7 @@ static struct {
 } code[LIBRARIES];
 static int n_code;
 static atomic_long left;  // calls until the first failure; 0: off
-static atomic_int once;   // 1: only the call at which `left` ends fails; 0: it and all later ones
+static atomic_int once;   // 1: only the call that counts `left` down to 0 fails; 0: it and all later ones
 
 static int find(struct dl_phdr_info *info, size_t size, void *arg)
 {

@@ -44,7 +44,7 @@ function M.id_list(n, vocab, rank, step)
   return list
 end
 
---- Fills every parameter by its position among named_parameters.
+--- Fills every parameter with numbers that follow from its position among named_parameters.
 function M.fill(model)
   local owner = {}
   for _, m in ipairs(model:modules()) do
@@ -95,7 +95,7 @@ end
 -- are small compared with Adam's eps.
 local key_bias_noise = { float64 = 5e-9, float32 = 16 * 6 * 0.01 }
 
---- Compares a whole parameter with its digest.
+--- Compares a whole parameter with its recorded digest: number of elements, sums, first elements, last element.
 function M.close_digest(digest, t, rtol, atol)
   local list = t:detach():reshape(-1):tolist()
   local sum, sumsq = 0, 0

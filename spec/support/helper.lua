@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Runs before every busted run (named in .busted). Makes `require "moonshard"` work from the source tree, undoes
---- busted's changes to LuaJIT's ffi, makes a run fail that has no tests, or that a spec ends by os.exit, and shares the
---- files with runs beside it.
+--- busted's changes to LuaJIT's ffi, makes a run fail that a spec ends by os.exit, or that has no tests although it
+--- shares its files with no other run, and shares the files with runs beside it.
 local ffi = require "ffi"
 local busted = require "busted"
 local lfs = require "lfs"

@@ -82,7 +82,7 @@ end
 
 --- Checks a time limit on a machine that may preempt any process at any moment: calls fn up to five times, until one
 --- call takes less than the limit. fn returns the seconds that it measured (or math.huge and a reason, if the event did
---- not happen in time). Assertions that do not depend on time belong into fn.
+--- not happen in time). Assertions that do not depend on time belong in fn.
 ---@param limit number  seconds, times the patience
 ---@param fn fun(): number, string?
 function process.within(limit, fn)

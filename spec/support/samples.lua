@@ -98,7 +98,7 @@ local function make_definite(list, n)
   end
 end
 
---- The position of the element that mirrors element `at` of a symmetric input; otherwise nil.
+--- The position of the element that mirrors element `at` of a symmetric input; nil for other inputs.
 function samples.mirror(input, at)
   if input.kind ~= "s" then return nil end
   local n = input.shape[#input.shape]
@@ -221,7 +221,7 @@ local function one(...)
 end
 samples.one = one
 
---- The same values with other strides: dimensions reversed in memory, every second element. Returns a contiguous base,
+--- The given values with other strides: dimensions reversed in memory, every second element. Returns a contiguous base,
 --- a map from element k to its position in the base, and a function that makes the tensor, a view of the base.
 function samples.strided(dtype, shape, values)
   local n = #shape
@@ -282,7 +282,7 @@ end
 ---   dtype     of the float inputs (float64)
 ---   values    from samples.values (possibly changed)
 ---   need      true: gradients of all float inputs; { [k] = true }: of these; nil: none
----   strided   inputs, and the gradients of outputs, have strides
+---   strided   inputs, and the gradients of outputs, are not contiguous (samples.strided)
 ---   gout      "weights" (default): fixed numbers; "ones": ones; "expanded": ones of stride 0
 ---   device    of inputs without values (meta); shapes: other shapes of the inputs
 ---   on        device to run on

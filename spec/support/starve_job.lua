@@ -32,7 +32,8 @@ local function arm(n)
   return lib.ms_fail_allocation(n)
 end
 
--- The outcome of a run in which allocation n fails on the culprit rank. hit: whether there were n allocations.
+-- Runs the scenario, with failing allocation n if `armed`. Returns the outcome, the error's text, the seconds, and
+-- whether allocation n was reached.
 local function attempt(n, armed, want, place)
   local begun = ms.time()
   if armed then arm(n) end
@@ -109,7 +110,7 @@ if mode == "fork" then
   os.exit(0)
 end
 
--- Waits until all ranks have reached this point, although each gets an error at a different collective. Returns a
+-- Waits until all ranks have reached this point, although each may get an error at a different collective. Returns a
 -- message on a rank that is late: while it waited, it got the error of the next attempt, which its peers have already
 -- begun.
 local function meet(place)

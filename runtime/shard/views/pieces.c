@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/views/pieces.c -- units of fsdp.FSDP with use_orig_params: while sharded, a parameter shows this rank's 1-d
-// piece of it. The flat parameter over all pieces is made when a script asks for it.
+// shard/views/pieces.c -- units of fsdp.FSDP with use_orig_params: while sharded, a parameter is a view of this
+// rank's 1-d piece of it. The flat parameter over all pieces is made when a script asks for it.
 #include "shard/gather.h"
 #include "shard/views/classic.h"
 #include "ops/op.h"
@@ -14,8 +14,8 @@ static uint64_t written(const unit *u)
     return sum;
 }
 
-// A unit that stays whole, such as the root, shows its pieces between passes, as sharded units do. Tensors saved in the
-// graph are views of the whole and stay valid.
+// The parameters of a unit that stays whole, such as the root, are views of their pieces between passes, as those of
+// sharded units are. Tensors saved in the graph are views of the whole and stay valid.
 static void stay(unit *u)
 {
     if (!u->state.gathered || u->world == 1) return;

@@ -18,7 +18,7 @@ struct views {
     bool keeps_shape;  // flat layout in a world of one: local tensors have the shapes of their parameters
     // Called when the unit has new storages. May be NULL.
     void (*place)(unit *u);
-    // The tensor that p's parameter shows while the unit is sharded. NULL: the vacated whole, which operators refuse.
+    // The tensor like which p's parameter is a view while sharded. NULL: the vacated whole, which operators refuse.
     ms_tensor *(*resting)(unit_param *p);
     // Returns the flat parameter's id. NULL: these views have no flat parameter.
     ms_id (*flat)(unit *u);

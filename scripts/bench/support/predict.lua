@@ -20,7 +20,7 @@ local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 -- tensors. AdamW reads 12 bytes an element (parameter and gradient of bfloat16, two states of float32) and writes all
 -- but the gradient, 10 bytes. The logits of a chunk are read twice, then overwritten by their gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }
--- Kernels that receive the logits' description, but read only one id and one loss or one logit per row.
+-- Kernels whose arguments include the logits, but that read only one id and one loss or one logit per row.
 local ROWS = { ["loss: cross_total_kernel"] = true, ["loss: cross_rows_kernel"] = true }
 -- Elements of a table that each thread of a kernel touches; the size of the table does not count.
 local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
@@ -94,7 +94,7 @@ function M.predict(launches, by_symbol)
 end
 
 --- Counts launches that leave the GPU idle: those that touch more than 1 MB with fewer blocks than it has SMs, and
---- those whose threads each combine more than 64 partial results. Also returns what they are.
+--- those whose threads each combine more than 64 partial results. Also returns a line about each.
 function M.narrow(launches, by_symbol)
   local few, alone, names = 0, 0, {}
   for _, l in ipairs(launches) do

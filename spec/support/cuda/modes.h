@@ -34,7 +34,7 @@ struct modes {
     int failing_error = 0;
 };
 
-// The functions that can fail.
+// The functions that the mode `fail` accepts as CALL.
 inline const char *const calls[] = {
     "cuMemAddressReserve",
     "cuMemCreate",

@@ -175,7 +175,7 @@ void doze(int &turns)
     else usleep(50);
 }
 
-// Waits until the condition holds. False if the communicator was aborted here, or by a peer.
+// Waits until the condition holds. False if this rank or a peer has aborted the communicator.
 template <class F> bool wait_until(ncclComm *c, const F &holds)
 {
     for (int turns = 0; !holds(); doze(turns)) {
@@ -193,7 +193,7 @@ void wait_for_abort(ncclComm *c)
     while (!c->stop) usleep(100);
 }
 
-// All ranks of the communicator meet.
+// A barrier of all ranks of the communicator. Returns the result of wait_until.
 bool meet(ncclComm *c)
 {
     uint64_t to = ++c->steps;

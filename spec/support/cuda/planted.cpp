@@ -166,7 +166,7 @@ bool source_outside_mask()
 __global__ void two_halves(int *out)
 {
     int v = (int)threadIdx.x;
-    if (v < 16) v = __shfl_xor_sync(0xffffffffu, v, 1);  // the mask has lanes that never get here
+    if (v < 16) v = __shfl_xor_sync(0xffffffffu, v, 1);  // the mask has lanes that never reach this call
     else v = __shfl_xor_sync(0xffff0000u, v, 1);
     __syncthreads();
     out[threadIdx.x] = v;
@@ -183,7 +183,7 @@ bool lane_stays_away()
 __global__ void adds_to_old(int *out)
 {
     __shared__ int all[THREADS];
-    if (blockIdx.x == 0) all[threadIdx.x] = 0;  // later blocks rely on it
+    if (blockIdx.x == 0) all[threadIdx.x] = 0;  // later blocks rely on these zeros
     __syncthreads();
     all[threadIdx.x] += 0;
     out[blockIdx.x * THREADS + threadIdx.x] = all[threadIdx.x];

@@ -100,7 +100,7 @@ struct scheduler {
     std::vector<const std::function<bool()> *> awaited;  // conditions that the host waits for
     size_t queued = 0;
     uint64_t steps = 0;
-    bool (*demanded)() = nullptr;  // whether another process waits for an event of this one
+    bool (*demanded)() = nullptr;  // whether another process waits for an event of this process
     bool wanted() const
     {
         if (demanded && demanded()) return true;

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- SkipModule and SkipModel: nested Linears without bias, wrapped by `wrap`; linear_skip is removed from the tree while
---- the SkipModel itself is wrapped, so that no unit manages it.
+--- SkipModule and SkipModel: nested Linears without bias, wrapped by ms.fsdp.wrap; linear_skip is removed from the tree
+--- while the SkipModel itself is wrapped, so that no unit manages it.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, dist = ms.nn, ms.dist

@@ -5,8 +5,8 @@
 // suppression could match. Only luajit is checked for leaks; compilers and shells that a spec starts leave their memory
 // to the system.
 //
-// UndefinedBehaviorSanitizer, as a library beside AddressSanitizer, writes to stderr and ignores log_path: its reports
-// are also written here, to files in the folder MOONSHARD_REPORTS.
+// UndefinedBehaviorSanitizer, as a library beside AddressSanitizer, writes to stderr and ignores log_path: this
+// library also writes its reports to files in the folder MOONSHARD_REPORTS.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
