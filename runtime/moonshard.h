@@ -706,7 +706,7 @@ MS_API void ms_launcher(ms_launch *out);  // reads the environment
 // ms_dist_init, and without a launcher, the world contains only this process and collectives are copies.
 // backend: "auto", "mpi", "nccl", "self"; NULL: "auto". timeout: in seconds; 0: unchanged.
 MS_API ms_status ms_dist_init(const char *backend, double timeout);
-MS_API int ms_dist_is_initialized(void);   // 1 once this process has joined the job
+MS_API int ms_dist_is_initialized(void);   // 1 once ms_dist_init has succeeded
 MS_API void ms_dist_finalize(void);        // is also called when the process ends with code 0
 MS_API const char *ms_dist_backend(void);  // "self", "mpi" or "nccl"
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
