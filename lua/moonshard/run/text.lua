@@ -29,8 +29,8 @@ function M.generate(model, prompt, n, given)
       if not given.each then task.report("generating", k - 1, n) end
       local from = math.max(1, #ids - given.context + 1)
       local used = #ids - from + 1
-      -- Pads the end, which does not affect earlier positions of a causal model, to a multiple of 32: few shapes
-      -- instead of hundreds.
+      -- Pads the end, which does not affect earlier positions of a causal model, to a multiple of 32, at most to
+      -- `context`: few shapes instead of hundreds.
       local length = math.min(given.context, math.ceil(used / 32) * 32)
       local row = {}
       for j = 1, length do row[j] = ids[from + j - 1] or 0 end
