@@ -145,7 +145,7 @@ function M.full(sizes, value, given)
   return require_grad(t, grad)
 end
 
---- A tensor whose elements all have one value, with the shape, dtype and device of t.
+--- A tensor whose elements all have one value, with the shape of t and, without options, its dtype and device.
 ---@param t Tensor  gives shape, dtype and device
 ---@param value number|boolean  value of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }

@@ -178,7 +178,7 @@ function M.reset_peak_memory_stats(device)
   lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.device_now())
 end
 
---- Returns reserved memory that no tensor uses to the system, on all devices.
+--- Returns to the system the reserved memory that no tensor uses, on all devices.
 function M.empty_cache() lib.ms_empty_cache() end
 
 --- The number of threads that an operator of this rank uses on the CPU.

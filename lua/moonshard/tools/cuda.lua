@@ -70,7 +70,7 @@ function M.memory_summary(i)
   return tostring(memory.memory_report { device = ("cuda:%d"):format(checked_device(i, "cuda.memory_summary")) })
 end
 
---- Returns reserved memory that no tensor uses to the devices.
+--- Returns to the devices the reserved memory that no tensor uses.
 function M.empty_cache() util.empty_cache() end
 
 -- ---- events and streams -----------------------------------------------------------------------------

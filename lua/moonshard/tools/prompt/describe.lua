@@ -46,7 +46,7 @@ local function values(part, lines)
   local other = x:numel() - finite
   if other > 0 then lines[#lines + 1] = ("  not finite: %d nan, %d infinite"):format(nan, other - nan) end
   if finite == 0 then return end
-  -- Values that are not finite must not count: each statement replaces them by one that cannot change its result.
+  -- Values that are not finite must not count: each statement replaces them by a value that cannot change its result.
   local outside = is_finite:logical_not()
   local least = x:masked_fill(outside, math.huge):min():item()
   local most = x:masked_fill(outside, -math.huge):max():item()
