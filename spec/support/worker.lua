@@ -33,7 +33,7 @@ local function frames_of(level)
   return table.concat(frames, "\n")
 end
 
--- A rank that calls os.exit during a test first records the call, because the parent sees only that it has ended.
+-- A rank that calls os.exit during a test first records the call, because busted sees only that the rank has ended.
 local exit = os.exit
 os.exit = function(code, close)                                      -- luacheck: ignore
   say { test = current, left = ("os.exit(%s)\n%s"):format(tostring(code), frames_of(2)) }
@@ -161,7 +161,7 @@ local function all_have_finished(k)
 end
 jit.off(all_have_finished)
 
--- Waits until every rank has finished test k. If one failed, the parent ends the gang.
+-- Waits until every rank has finished test k. If one failed, the busted process ends the gang.
 local function agree(k)
   local nap = 0
   while true do

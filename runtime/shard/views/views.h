@@ -38,7 +38,7 @@ struct views {
     bool reduces_once;
     // Adds fresh gradients to those waiting to be reduced.
     ms_status (*take)(unit *u);
-    // Lands *reducing, then starts a reduction of the waiting gradients and stores it in *reducing.
+    // Lands *reducing, then reduces the waiting gradients: at once, in a task of run, or as the new *reducing.
     ms_status (*reduce)(ms_run *run, unit *u, reduction *reducing);
     // Waits for the reduction in flight and lands it.
     ms_status (*land)(ms_run *run, reduction *reducing);

@@ -41,7 +41,7 @@ local function case(in_group, name, what, make)
   table.insert(cases, what)
 end
 
-local n = quick and 4096 or 64 * 2 ^ 20                  -- elements: 256 MiB of float32, more than any cache
+local n = quick and 4096 or 64 * 2 ^ 20                  -- elements; the larger: 256 MiB of float32, above any cache
 local C = quick and 64 or 1024
 local function rows(dtype) return ms.randn(n / C, C, on(dtype)) end
 
@@ -73,7 +73,7 @@ case("products", "matmul 4096, float32", { flops = 2 * (quick and 64 or 4096) ^ 
   local a, b = ms.randn(size, size, on(F32)), ms.randn(size, size, on(F32))
   return function() return a:matmul(b) end
 end)
--- The linear layers of GPT-2 124M, on 8 x 1024 tokens.
+-- The linear layers of GPT-2 124M, on 8 x 1024 tokens (--quick: tiny ones).
 local M = quick and 32 or 8192
 for _, s in ipairs { { 768, 2304 }, { 768, 768 }, { 768, 3072 }, { 3072, 768 }, { 768, 50304 } } do
   local K, N = s[1], s[2]

@@ -44,7 +44,7 @@ struct recording {
 };
 struct stream_state {
     recording *into = nullptr;  // the graph that the stream records; nullptr: none
-    scheduler *lazy = nullptr;  // runs items when the host waits; nullptr: the stream has a thread, which runs them
+    scheduler *lazy = nullptr;  // runs the items, late; nullptr: the stream has a thread, which runs them
     std::mutex lock;
     std::condition_variable work, idle;
     std::deque<item> queue;
