@@ -144,8 +144,8 @@ function M.grad_norm(params)
   return math.sqrt(sum)
 end
 
---- Compares names, order, shapes and requires_grad with the recorded parameters; whole(p) returns the plain whole
---- tensor.
+--- Compares names, order, shapes, requires_grad and digests with the recorded parameters; whole(p) returns the plain
+--- whole tensor.
 function M.close_params(run, model, whole, rtol, atol)
   local k = 0
   for name, p in model:named_parameters() do

@@ -63,7 +63,7 @@ local function reload(model)
 end
 
 --- Trains with SGD with momentum for some steps ("Adam is scale invariant and bad for tests"). o: num_iters, autocast
---- (dtype or nil), half_input (dtype), loss_dtype, module (inside of the model; its `module`), scaler (options of a
+--- (dtype or nil), half_input (dtype), loss_dtype, module (default: model.module), scaler (options of a
 --- ShardedGradScaler, or nil), save_model, one_process (world size), device, offload (parameters are on the CPU; "after
 --- backward": during forward they are on the compute device). Returns lists with an entry per iteration: this rank's
 --- losses, scaled losses, and scales after each update. steps: number of steps that were not skipped.

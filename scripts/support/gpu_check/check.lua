@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The supervisor of scripts/gpu_check: runs the parts one after another, each as a process with a time limit, and
---- writes the results as they come. A part that hangs or crashes costs its own limit and nothing else; a process that
---- even SIGKILL does not end (a call that hangs in the driver) is left behind.
+--- writes the results as they come. A part that hangs or crashes costs at most its own limit, and the parts after it
+--- run unless it is vital; a process that even SIGKILL does not end (a call that hangs in the driver) is left behind.
 local root = arg[0]:match "^(.*)scripts/support/gpu_check/" or "./"
 package.path = ("@?.lua;@lua/?.lua;@lua/?/init.lua;@scripts/support/gpu_check/?.lua;@scripts/bench/support/?.lua;"):gsub("@", root) .. package.path
 local cjson = require "cjson"
@@ -58,7 +58,7 @@ local function kill_all(mark)
   found:close()
 end
 
---- Notes the lines of gpt2_measure.lua and peer_gpt2.py. Returns the reason if nothing was measured, else nil.
+--- Records the results that gpt2_measure.lua or peer_gpt2.py printed. Returns the reason after `unavailable`, if any.
 local function note_step(step, text)
   text = "\n" .. text
   local best = math.huge

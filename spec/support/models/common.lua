@@ -31,8 +31,8 @@ function M.rank_of(self, o)
   self.world_size = dist.world_size(M.first_group(o.group))
 end
 
---- The first part of every model's constructor: sets self.rank and seeds the generator. Fields of o: group,
---- deterministic.
+--- The first part of the constructor of a model that wraps itself: sets self.rank and self.world_size, and seeds the
+--- generator if o.deterministic.
 function M.begin(self, o)
   M.rank_of(self, o)
   if o.deterministic then ms.manual_seed(0) end

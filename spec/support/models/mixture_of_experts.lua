@@ -30,7 +30,7 @@ function MixtureOfExperts:init(o)
   shared = wrap(shared)
   local first, last = common.place(nn.Linear(d_input, d_shared), o), common.place(nn.Linear(d_shared, d_input), o)
   self.module = nn.Sequential(first, shared, expert, last)
-  if self.delay_before_free_ms > 0 then             -- the expert is vacated after its forward
+  if self.delay_before_free_ms > 0 then             -- the hook delays the vacating of the expert
     self.module[3]:register_forward_hook(function() ffi.C.usleep(self.delay_before_free_ms * 1000) end,
       { prepend = true })
   end
