@@ -77,7 +77,7 @@ describe("options", function()
     assert.are.equal("test: option 'params' is missing", given {})
     assert.are.equal("test: option 'mode' is 'men', expected one of 'sum', 'mean'; did you mean 'mean'?",
       given { mode = "men", params = 1 })
-    assert.are.equal("test: options are a number (3), expected a table; options are given by name",
+    assert.are.equal("test: options are a number (3), expected a table; options are given by name: write { lr = 3 }",
       message(opts.check, "test", 3, spec))
     assert.are.equal("test: options are a boolean (true), expected a table", message(opts.check, "test", true, spec))
     assert.are.equal("test: options are a boolean (true), expected a table; write { on = true }",

@@ -91,9 +91,23 @@ function M.by_position(value)
   return first and ("; '%s' is given by position, not by name"):format(first) or ""
 end
 
+-- The number of elements of a list of tensors, such as the result of meshgrid or chunk; nil for all other values.
+local function tensors_in(value)
+  if type(value) ~= "table" or getmetatable(value) ~= nil or #value == 0 then return nil end
+  for k = 1, #value do
+    if errors.show(value[k]) ~= "Tensor" then return nil end
+  end
+  return #value
+end
+
 --- Raises "LABEL is VALUE, expected TEXT". label: a format, followed by its values.
 function M.wrong(value, text, label, ...)
   if select("#", ...) > 0 then label = label:format(...) end
+  local n = text:find "^a tensor" and tensors_in(value)
+  if n then
+    errors.raise("%s is a list of %d tensor%s, expected %s; unpack it: local a, b = unpack(list)", label, n,
+      n == 1 and "" or "s", text)
+  end
   errors.raise("%s is %s, expected %s%s", label, errors.kind(value), text,
     (label:find "option" or text == "a tensor") and "" or M.by_position(value))
 end
@@ -204,7 +218,16 @@ local function by_name(value, spec)
   for _, name in ipairs(FIRST) do
     if spec[name] ~= nil then return ("; options are given by name: write { %s = %g }"):format(name, value) end
   end
-  return "; options are given by name"
+  local names = {}
+  for _, name in ipairs(errors.names(spec)) do
+    local expected = spec[name]
+    if expected ~= M.any and expected ~= M.required and (type(expected) == "number"
+      or getmetatable(expected) == Kind and expected.test(value)) then
+      names[#names + 1] = name
+    end
+  end
+  if #names == 1 then return ("; options are given by name: write { %s = %g }"):format(names[1], value) end
+  return "; options are given by name" .. (#names > 0 and ": " .. table.concat(names, ", ") or "")
 end
 
 -- The part of a message about an unknown option that says what to write instead.
