@@ -93,7 +93,11 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena))
         return ms__fail(MS_ESTATE, "dist: GPU memory cannot be offered to other processes: %s", strerror(e));
     }
     listener = fd;
-    ms__thread_start(serve);
+    if (!ms__comm_thread(serve)) {
+        close(fd);
+        listener = -1;
+        return ms__fail(MS_ENOMEM, "dist: no thread that offers GPU memory to other processes");
+    }
     fprintf(stderr,
             "moonshard: rank %d: peers map this rank's GPU memory by file descriptors instead of CUDA IPC handles"
             "\n",

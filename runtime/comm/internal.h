@@ -314,7 +314,8 @@ void ms__join_begin(double limit);               // called when the script calls
 void ms__join_end(bool through);                 // through: dist.init has succeeded
 bool ms__error_reported_by_peer(uint64_t hash);  // whether a peer reports the error of this hash
 int ms__rank_launched(void);                     // world rank from the launcher's variables, known before dist.init
-void ms__thread_start(void *(*fn)(void *));      // starts a detached thread that receives no signals
+// Starts a detached thread that receives no signals. False: there is none; a failed job then ends later.
+bool ms__comm_thread(void *(*fn)(void *));
 
 // ---- comm/job/report.c: uncaught errors of scripts, with the rank ----
 void ms__report_errors(void);  // starts reporting errors

@@ -232,6 +232,11 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       end)
     end
 
+    it("does not leave at restart, a word of prompts over ranks", function()
+      assert.truthy(ask(p, "restart"):find "nil")
+      assert.are.equal("4", ask(p, "2 + 2"))
+    end)
+
     it("accepts help(name) as ? name, and respects the session's own names", function()
       assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
       for _, line in ipairs { "help(ms.cat)", "help 'ms.cat'", "help ms.cat", "help(cat)" } do

@@ -40,7 +40,7 @@ function EMA:init(params, given)
   end
   opts.need(opts.is_plain(params) and #params > 0, params, "a list of parameters", "EMA: argument 1")
   self.decay, self.warmup, self.mean, self.updates = o.decay or 0.999, o.warmup, o.mean, 0
-  self._params, self._averages = {}, {}
+  self._params, self._averages, self._exact = {}, {}, {}
   for k, p in ipairs(params) do
     opts.expect(p, tensor.a_tensor, "EMA: parameter %d", k)
     if p.id < 0 then raise("EMA: parameter %d is a %s; tensor classes are not supported", k, p:class_name()) end
@@ -65,18 +65,26 @@ function EMA:update()
   no_grad(scope.scope, update, self)
 end
 
+-- _exact: by position, an average in float32 whose parameter, of another dtype, has its rounded values now.
 local function swap(self)
   for k, p in ipairs(self._params) do
-    local part, average = shards.part_of(p):detach(), self._averages[k]
+    local part, average, exact = shards.part_of(p):detach(), self._averages[k], self._exact[k]
     local value = part:clone()
-    part:copy_(average)
-    average:copy_(value)
+    self._exact[k] = nil
+    if exact and value:equal(exact:to(value.dtype)) then
+      part:copy_(average)
+      average:copy_(exact)
+    else
+      if part.dtype ~= average.dtype then self._exact[k] = average:clone():keep() end
+      part:copy_(average)
+      average:copy_(value)
+    end
     shards.drop_gathered(p)
   end
 end
 
---- Exchanges the parameters' values and the averages; a second call restores both. Averages of parameters in float16 or
---- bfloat16 are rounded to that dtype.
+--- Exchanges the parameters' values and the averages; a second call restores both, bit for bit if
+--- nothing has changed in between.
 function EMA:swap() no_grad(scope.scope, swap, self) end
 
 --- Runs fn while the parameters have the averages as values, and restores them, also after an error.

@@ -71,7 +71,8 @@ local function command_of(line, session)
   if word ~= "exit" and word ~= "quit" and word ~= "help" and word ~= "restart" or session:has(word) then return nil end
   if word ~= "help" then
     if rest ~= "" and not rest:find "^%(%s*%)$" then return nil end
-    return word == "restart" and (session.restart and word or nil) or "leave"
+    if word == "restart" then return session.restart and word or nil end
+    return "leave"
   end
   local name = rest:match "^%((.*)%)$" or rest
   name = name:match "^%s*(.-)%s*$":gsub("^([\"'])(.*)%1$", "%2")

@@ -152,7 +152,7 @@ ms_status ms__end_start(void)
         pidfd[r] = (int)syscall(SYS_pidfd_open, ms__world.board->rank[r].pid, 0);
         here += pidfd[r] >= 0;
     }
-    if (here > 0) ms__thread_start(watch_thread);
+    if (here > 0) ms__comm_thread(watch_thread);
     return MS_OK;
 }
 
@@ -294,7 +294,7 @@ void ms__comm_stop(void)
     set_state(RANK_LEFT);
     if (w->board && !all_left()) ms__end_stay(1);
     if (w->transport->finalize) {
-        if (w->board) ms__thread_start(finalize_thread);
+        if (w->board) ms__comm_thread(finalize_thread);
         ms__transport_lock();
         w->transport->finalize();
         ms__transport_unlock();

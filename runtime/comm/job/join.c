@@ -249,7 +249,7 @@ void ms__join_end(bool through)
     atomic_store(&over, true);
 }
 
-void ms__thread_start(void *(*fn)(void *))
+bool ms__comm_thread(void *(*fn)(void *))
 {
     sigset_t all, before;
     pthread_t t;
@@ -259,9 +259,10 @@ void ms__thread_start(void *(*fn)(void *))
     pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals must reach the engine thread
-    pthread_create(&t, &small, fn, NULL);         // the callers can do without the thread: a failed job then ends later
+    bool started = pthread_create(&t, &small, fn, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&small);
+    return started;
 }
 
 int ms__rank_launched(void) { return my_rank; }
@@ -284,5 +285,5 @@ __attribute__((constructor)) static void launched(void)
     if (n_expected == 0) return;
     ms__report_errors();
     ms__activity_share();
-    if ((peers = calloc((size_t)n_expected, sizeof *peers))) ms__thread_start(join_thread);
+    if ((peers = calloc((size_t)n_expected, sizeof *peers))) ms__comm_thread(join_thread);
 }
