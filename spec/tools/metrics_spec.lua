@@ -44,6 +44,26 @@ describe("metrics", function()
     assert.is_true(math.abs(of("Recall", {}) - (0.5 + 2 / 3 + 1) / 3) < 1e-12)
   end)
 
+  it("takes floating-point predictions of the classes' shape as probabilities of class 1", function()
+    local function of(name, options, predictions, truth)
+      local m = metrics[name](options)
+      m:update(predictions, truth or ids { 1, 1, 0 })
+      return m:compute()
+    end
+    for _, dtype in ipairs { "float32", "float64", "bfloat16" } do
+      assert.are.equal(1, of("Accuracy", {}, ms.tensor({ 0.9, 0.8, 0.2 }, { dtype = dtype })))
+    end
+    assert.are.equal(1, of("Accuracy", {}, ms.tensor { { 0.9 }, { 0.2 } }, ids { { 1 }, { 0 } }))
+    assert.are.equal(2 / 3, of("Accuracy", { threshold = 0.8 }, ms.tensor({ 0.9, 0.8, 0.2 }, { dtype = "float64" })))
+    assert.are.equal(0.5, of("Accuracy", { ignore_index = 7 }, ms.tensor { 0.9, 0.8, 0.2 }, ids { 0, 1, 7 }))
+    assert.are.same({ { 1, 0 }, { 0, 2 } }, of("ConfusionMatrix", { classes = 2 }, ms.tensor { 0.9, 0.8, 0.2 }))
+    assert.are.same({ { 1, 0 }, { 1, 1 } },
+      of("ConfusionMatrix", { classes = 2, threshold = 0.85 }, ms.tensor { 0.9, 0.8, 0.2 }))
+    for _, name in ipairs { "Precision", "Recall", "F1" } do
+      assert.are.same({ 1, 1 }, of(name, { classes = 2, average = "none" }, ms.tensor { 0.9, 0.8, 0.2 }))
+    end
+  end)
+
   it("Mean, Perplexity and R2 weigh batches by their sizes", function()
     local mean, perplexity, r2 = metrics.Mean(), metrics.Perplexity(), metrics.R2()
     mean:update(ms.tensor { 1, 2, 3 })
@@ -68,6 +88,24 @@ describe("metrics", function()
     refuses("F1: class 3, expected classes from 0 to 2", function()
       metrics.F1 { classes = 3 }:update(ids { 0, 1 }, ids { 0, 3 })
     end)
+    for text, call in pairs {
+      ["Accuracy: 2 in predictions of shape [2], which are probabilities of class 1: expected numbers from 0 to 1; write "
+        .. "sigmoid() for logits, long() for classes"] = { "Accuracy", {}, ms.tensor { 2, 0.5 }, ids { 0, 1 } },
+      ["F1: -1 in predictions of shape [2], which are probabilities of class 1: expected numbers from 0 to 1; write "
+        .. "sigmoid() for logits, long() for classes"] = { "F1", { classes = 2 }, ms.tensor { 1, -1 }, ids { 0, 1 } },
+      ["Accuracy: class 3, but predictions of shape [3] are probabilities of class 1: expected classes 0 and 1; write "
+        .. "scores [N, C, ...] for more classes"] = { "Accuracy", {}, ms.rand(3), ids { 0, 3, -100 } },
+      ["Recall: predictions are float32 [2], expected int64 classes of that shape, or scores [N, 3, ...]"] =
+        { "Recall", { classes = 3 }, ms.rand(2), ids { 0, 1 } },
+      ["Accuracy: scores of shape [2, 1] have one class; expected a score for each class, or probabilities of class 1 of "
+        .. "the classes' shape: write scores:squeeze(2):sigmoid() for logits"] = { "Accuracy", {}, ms.rand(2, 1), ids { 0, 1 } },
+      ["ConfusionMatrix: scores of shape [2, 9] are for 9 classes, but option 'classes' is 10"] =
+        { "ConfusionMatrix", { classes = 10 }, ms.rand(2, 9), ids { 0, 1 } },
+      ["Accuracy: option 'threshold' is a number (2), expected a number from 0 to 1"] =
+        { "Accuracy", { threshold = 2 }, ms.rand(2), ids { 0, 1 } },
+    } do
+      refuses(text, function() metrics[call[1]](call[2]):update(call[3], call[4]) end)
+    end
     refuses("F1: option 'classes' is missing", function() metrics.F1() end)
     refuses("Mean: load_state_dict: 3 sums, expected 2", function()
       metrics.Mean():load_state_dict { sums = { 1, 2, 3 }, updates = 1 }

@@ -115,31 +115,77 @@ function Metric:load_state_dict(sd)
   self.updates = sd.updates
 end
 
--- The predicted classes, from scores [N, C, ...] or classes of ids' shape, and the true ones, as flat int64 tensors.
-local function classes_of(who, given, ids)
+-- Floating-point predictions of the ids' shape as classes 0 and 1: they are probabilities of class 1.
+local function over_threshold(who, given, ids, o)
+  if o.classes and o.classes ~= 2 then
+    raise("%s: predictions are %s %s, expected int64 classes of that shape, or scores [N, %d, ...]", who, given.dtype,
+      tostring(given.shape), o.classes)
+  end
+  if given:numel() > 0 then
+    local low, high = given:min():item(), given:max():item()
+    if not (low >= 0 and high <= 1) then
+      raise("%s: %g in predictions of shape %s, which are probabilities of class 1: expected numbers from 0 to 1; write "
+        .. "sigmoid() for logits, long() for classes", who, low >= 0 and high or low, tostring(given.shape))
+    end
+    local others = ids:ne(0):logical_and(ids:ne(1)):logical_and(ids:ne(o.ignore_index or 0))
+    if others:any():item() then
+      raise("%s: class %d, but predictions of shape %s are probabilities of class 1: expected classes 0 and 1; write "
+        .. "scores [N, C, ...] for more classes", who, ids:mul(others:long()):abs():max():item(), tostring(given.shape))
+    end
+  end
+  return given:gt(o.threshold)
+end
+
+-- The classes with the highest of scores [N, C, ...] or [C].
+local function best_of(who, scores, classes)
+  local dim = scores.ndim == 1 and 1 or 2
+  local columns = scores:size(dim)
+  if columns == 1 and dim == 2 then
+    raise("%s: scores of shape %s have one class; expected a score for each class, or probabilities of class 1 of the "
+      .. "classes' shape: write scores:squeeze(2):sigmoid() for logits", who, tostring(scores.shape))
+  end
+  if classes and columns ~= classes then
+    raise("%s: scores of shape %s are for %d classes, but option 'classes' is %d", who, tostring(scores.shape), columns,
+      classes)
+  end
+  return scores:argmax(dim)
+end
+
+-- The predicted classes, from scores [N, C, ...], or classes or probabilities of ids' shape, and the true ones, as flat
+-- int64 tensors. o: the metric's options.
+local function classes_of(who, given, ids, o)
   opts.expect(given, a_tensor, "%s: predictions", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
   if ids.dtype:find "float" then
     raise("%s: classes are %s, expected int64; convert them by :long()", who, ids.dtype)
   end
+  ids = ids:long()
   local predicted = given
-  if given.ndim == ids.ndim + 1 then predicted = given:argmax(given.ndim == 1 and 1 or 2) end
+  if given.ndim == ids.ndim + 1 then
+    predicted = best_of(who, given, o.classes)
+  elseif given.shape == ids.shape and given.dtype:find "float" then
+    predicted = over_threshold(who, given, ids, o)
+  end
   if predicted.shape ~= ids.shape then
     raise("%s: predictions of shape %s do not fit classes of shape %s; expected scores [N, C, ...] or classes [N, ...]",
       who, tostring(given.shape), tostring(ids.shape))
   end
-  return predicted:reshape(-1):long(), ids:reshape(-1):long()
+  return predicted:reshape(-1):long(), ids:reshape(-1)
 end
 
 -- ---- classes ----------------------------------------------------------------------------------------------
 
-local ACCURACY = { top_k = opts.option(opts.whole_from(1), 1), ignore_index = opts.option(opts.whole, -100) }
+local THRESHOLD = opts.option(opts.kind("a number from 0 to 1", function(v)
+  return type(v) == "number" and v >= 0 and v <= 1
+end), 0.5)
+local ACCURACY = { top_k = opts.option(opts.whole_from(1), 1), ignore_index = opts.option(opts.whole, -100),
+  threshold = THRESHOLD }
 local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
   function(self, sums, scores, ids)
     local k = self.options.top_k
     local predicted, truth, correct
     if k == 1 then
-      predicted, truth = classes_of("Accuracy", scores, ids)
+      predicted, truth = classes_of("Accuracy", scores, ids, self.options)
       correct = predicted:eq(truth)
     else
       opts.expect(scores, a_tensor, "Accuracy: scores")
@@ -157,17 +203,21 @@ local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
     sums[2] = sums[2] + counts:long():sum():item()
   end,
   function(_, sums) return sums[1] / sums[2] end)
---- The share of correct predictions. `update(scores, ids)`: scores [N, C, ...] or classes of ids' shape; ids int64
---- [N, ...], from 0. top_k: a prediction is correct if the true class is among the k highest of scores [N, C].
----@param given? { top_k: integer, ignore_index: integer, group: Group }
----   top_k: number of highest scores among which the class must be (default: 1); ignore_index: class that does not
----   count (default: -100); group: the ranks that have the data (default: the world)
+--- The share of correct predictions. `update(predictions, ids)`: ids int64 [N, ...], from 0; predictions: scores
+--- [N, C, ...], or int64 classes of ids' shape, or for two classes floating-point probabilities of class 1 of ids'
+--- shape, as sigmoid gives them: those above `threshold` predict class 1. The accuracy of each class is
+--- `Recall { classes = C, average = "none" }`. Errors: predictions of one column; probabilities outside of 0 to 1.
+---@param given? { top_k: integer, ignore_index: integer, threshold: number, group: Group }
+---   top_k: a prediction is correct if the true class is among so many highest scores [N, C] (default: 1);
+---   ignore_index: class that does not count (default: -100); threshold: probability above which class 1 is predicted
+---   (default: 0.5); group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.Accuracy(given) return accuracy(given) end
 
 -- Adds predictions to the counts `sums` [n * n]: a row for each true class, a column for each predicted one.
-local function add_confusion(who, n, sums, given, ids)
-  local predicted, truth = classes_of(who, given, ids)
+local function add_confusion(self, sums, given, ids)
+  local who, n = self.name, self.options.classes
+  local predicted, truth = classes_of(who, given, ids, self.options)
   for _, list in ipairs { predicted, truth } do
     if list:numel() > 0 then
       local low, high = (list:min()):item(), (list:max()):item()
@@ -181,8 +231,8 @@ end
 
 local CLASSES = opts.option(opts.whole_from(2), opts.required)
 
-local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, function(o) return o.classes ^ 2 end,
-  function(self, sums, given, ids) add_confusion("ConfusionMatrix", self.options.classes, sums, given, ids) end,
+local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES, threshold = THRESHOLD },
+  function(o) return o.classes ^ 2 end, add_confusion,
   function(self, sums)
     local n, rows = self.options.classes, {}
     for i = 1, n do
@@ -192,9 +242,10 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, functio
     return rows
   end)
 --- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
---- `update(scores, ids)` as for Accuracy. `plot` shows the counts.
----@param given { classes: integer, group: Group }
----   classes: number of classes; group: the ranks that have the data (default: the world)
+--- `update(predictions, ids)` as for Accuracy. `plot` shows the counts. Errors: scores for another number of classes.
+---@param given { classes: integer, threshold: number, group: Group }
+---   classes: number of classes; threshold: as for Accuracy, with two classes (default: 0.5); group: the ranks that
+---   have the data (default: the world)
 ---@return Metric
 function M.ConfusionMatrix(given) return confusionMatrix(given) end
 
@@ -213,9 +264,9 @@ local function scores_of(n, sums, how)
 end
 
 local function averaged(name, how)
-  return define(name, { classes = CLASSES, average = opts.one_of({ "macro", "micro", "weighted", "none" }, "macro") },
-    function(o) return o.classes ^ 2 end,
-    function(self, sums, given, ids) add_confusion(name, self.options.classes, sums, given, ids) end,
+  return define(name, { classes = CLASSES, threshold = THRESHOLD,
+    average = opts.one_of({ "macro", "micro", "weighted", "none" }, "macro") },
+    function(o) return o.classes ^ 2 end, add_confusion,
     function(self, sums)
       local n, average = self.options.classes, self.options.average
       local list, members = scores_of(n, sums, how)
@@ -235,24 +286,26 @@ local function averaged(name, how)
 end
 
 local precision = averaged("Precision", "precision")
---- The share of a class's predictions that are correct. `update(scores, ids)` as for Accuracy. average: "macro" is the
---- mean over classes, "weighted" the mean weighted by their members, "micro" the share of all predictions that are
+--- The share of a class's predictions that are correct. `update(predictions, ids)` as for Accuracy. average: "macro" is
+--- the mean over classes, "weighted" the mean weighted by their members, "micro" the share of all predictions that are
 --- correct, "none" a number for each class.
----@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: number of classes; average: how the values of the classes are combined (default: "macro"); group: the
----   ranks that have the data (default: the world)
+---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", threshold: number, group: Group }
+---   classes: number of classes; average: how the values of the classes are combined (default: "macro"); threshold: as
+---   for Accuracy, with two classes (default: 0.5); group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.Precision(given) return precision(given) end
 local recall = averaged("Recall", "recall")
 --- The share of a class's members that were predicted as the class. Arguments as for Precision.
----@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: number of classes; average: as for Precision; group: the ranks that have the data (default: the world)
+---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", threshold: number, group: Group }
+---   classes: number of classes; average, threshold: as for Precision; group: the ranks that have the data (default:
+---   the world)
 ---@return Metric
 function M.Recall(given) return recall(given) end
 local f1 = averaged("F1", "f1")
 --- The harmonic mean of precision and recall. Arguments as for Precision.
----@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: number of classes; average: as for Precision; group: the ranks that have the data (default: the world)
+---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", threshold: number, group: Group }
+---   classes: number of classes; average, threshold: as for Precision; group: the ranks that have the data (default:
+---   the world)
 ---@return Metric
 function M.F1(given) return f1(given) end
 
