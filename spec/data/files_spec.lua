@@ -252,6 +252,20 @@ describe("CSV files", function()
     raises("read_csv: option 'classes' is a string ('species'), expected a table", data.read_csv, path, { classes = "species" })
   end)
 
+  it("of numbers that an integer dtype cannot hold are errors that name column and line", function()
+    local path = write("k.csv", "n,price\n1,2\n3,5.637\n")
+    raises(("read_csv: '%s', column 'price', line 3: '5.637' is not a whole number, but option 'dtype' is 'int64'; without "
+      .. "it columns of numbers are floating point"):format(path), data.read_csv, path, { dtype = "int64" })
+    for _, case in ipairs { { "300", "uint8", "outside of 0 to 255" }, { "-129", "int8", "outside of -128 to 127" },
+      { "", "int32", "not a whole number" }, { "nan", "int16", "not a whole number" } } do
+      path = write("l.csv", "1,0\n2," .. case[1])
+      raises(("read_csv: '%s', column 2, line 2: '%s' is %s, but option 'dtype' is '%s'; without it columns of numbers are "
+        .. "floating point"):format(path, case[1], case[3], case[2]), data.read_csv, path, { dtype = case[2], header = false })
+    end
+    raises("read_csv: unknown dtype 'integer'", data.read_csv, path, { dtype = "integer" })
+    assert.are.same({ 0, 255 }, data.read_csv(write("m.csv", "0\n255"), { dtype = "uint8", header = false })[1]:tolist())
+  end)
+
   it("with a fault are errors with the line", function()
     local path = write("c.csv", 'a,b\n"1\n2",3\n4\n')
     raises(("read_csv: '%s', line 4: fields: 1, expected 2, as in line 1"):format(path), data.read_csv, path)

@@ -2,7 +2,9 @@
 --- Tables and texts in files: CSV (RFC 4180), JSON lines, lines; and sound as WAV.
 local engine = require "moonshard.core.ffi"
 local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
+local number_types = require "moonshard.tensor.number_types"
 local opts = require "moonshard.core.opts"
 local raw = require "moonshard.data.raw"
 local zlib = require "moonshard.data.zlib"
@@ -67,8 +69,24 @@ local function texts_of(rows, k, first)
   return texts
 end
 
+-- Raises at the first field of a column of numbers that an integer dtype cannot hold. where: the file and the column.
+local function check_integers(rows, k, first, dtype, where)
+  if dtypes.is_float(dtypes.number(dtype, "read_csv")) or dtype == "bool" then return end
+  local limits = number_types.iinfo(dtype)
+  for j = first, #rows do
+    local text = rows[j][k]
+    local v = number_of(text)
+    local fault = v % 1 ~= 0 and "is not a whole number"
+      or (v < limits.min or v > limits.max) and ("is outside of %d to %d"):format(limits.min, limits.max)
+    if fault then
+      errors.raise("read_csv: %s, line %d: '%s' %s, but option 'dtype' is '%s'; without it columns of numbers are "
+        .. "floating point", where, rows[j].line, text, fault, dtype)
+    end
+  end
+end
+
 -- A column as a tensor, if all its fields are numbers (an empty one is NaN) and not all of them NaN, else as strings.
-local function column_of(rows, k, first, dtype)
+local function column_of(rows, k, first, dtype, where)
   local numbers, any = {}, false
   for j = first, #rows do
     local v = number_of(rows[j][k])
@@ -76,6 +94,7 @@ local function column_of(rows, k, first, dtype)
     numbers[j - first + 1], any = v, any or v == v
   end
   if not any then return texts_of(rows, k, first) end
+  if dtype then check_integers(rows, k, first, dtype, where) end
   return create.tensor(numbers, { dtype = dtype })
 end
 
@@ -151,8 +170,8 @@ end
 --- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
 --- NaN. A column of classes becomes a tensor of their ids, int64 from 0; an empty field has the id -100, which
 --- nn.F.cross_entropy ignores. Errors: no rows; rows of different lengths; columns of the same name; text after a
---- quoted field, or a quoted field that does not end; a field that is none of the classes given; reading a column that
---- the file lacks, such as columns.pice.
+--- quoted field, or a quoted field that does not end; a field that is none of the classes given; a number that an
+--- integer dtype cannot hold; reading a column that the file lacks, such as columns.pice.
 ---@param path string  the file, also compressed by gzip
 ---@param given? {header: boolean, separator: string, dtype: string, classes: table}
 ---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers
@@ -178,12 +197,13 @@ function M.read_csv(path, given)
   local wanted = wanted_classes(o.classes, names, #rows[1], path)
   for k = 1, #rows[1] do
     local key = names[k] or k
+    local where = ("'%s', column %s"):format(path, errors.show(key))
     if rawget(columns, key) then errors.raise("read_csv: '%s': two columns have the name '%s'", path, key) end
     if wanted[key] == nil then
-      columns[key] = column_of(rows, k, first, o.dtype)
+      columns[key] = column_of(rows, k, first, o.dtype, where)
     else
       classes[key] = wanted[key] or names_in(rows, k, first)
-      columns[key] = ids_of(rows, k, first, classes[key], ("'%s', column %s"):format(path, errors.show(key)))
+      columns[key] = ids_of(rows, k, first, classes[key], where)
     end
   end
   return setmetatable(columns, M._Columns), names, classes
