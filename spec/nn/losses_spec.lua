@@ -37,6 +37,26 @@ describe("a loss", function()
     refuses("one_hot: the lowest id is -1, expected ids from 0", F.one_hot, ids { -1 })
   end)
 
+  it("of probabilities refuses numbers outside of 0 to 1, except in a captured step", function()
+    local function text(what, value)
+      return ("binary_cross_entropy: the %s has the element %s, expected numbers from 0 to 1; for logits write "
+        .. "binary_cross_entropy_with_logits"):format(what, value)
+    end
+    local half = ms.tensor { 0.5, 0.5 }
+    for value, input in pairs { ["-1"] = { 2, -1 }, ["1.5"] = { 0.5, 1.5 }, ["nan"] = { 0.5, 0 / 0 } } do
+      refuses(text("input", value), F.binary_cross_entropy, ms.tensor(input), half)
+      refuses(text("input", value), nn.BCELoss(), ms.tensor(input, { requires_grad = true }), half)
+    end
+    refuses(text("target", "2"), F.binary_cross_entropy, half, ids { 2, 0 })
+    for _, dtype in ipairs { "int64", "bool", "float64" } do
+      assert.near(math.log(2), F.binary_cross_entropy(half, ids { 1, 0 }:to(dtype)):item(), 1e-6)
+    end
+    assert.is_true(F.binary_cross_entropy(ms.ones(0), ms.ones(0)):isnan():item())
+    local step = ms.capture(function(x) return F.binary_cross_entropy(x, half) end)
+    for _ = 1, 3 do assert.near(math.log(2), step(half):item(), 1e-6) end
+    assert.is_true(step(ms.tensor { 2, -1 }):isnan():item())
+  end)
+
   it("as a module has the options of its function, and its weights as buffers", function()
     local weight = ms.tensor { 1, 2, 3 }
     local loss = nn.NLLLoss { weight = weight, reduction = "sum" }

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The losses of nn.F that are made of other operators; one_hot, normalize and distances. Each runs in a scope, which
 --- releases its intermediate results.
+local capture = require "moonshard.autograd.capture"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -113,12 +114,27 @@ local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1),
 ---@return Tensor  [], or the input's shape with "none"
 function M.huber_loss(input, target, given) return huber(input, target, given) end
 
+-- Raises if an element is not a number from 0 to 1. Only on the CPU: on a GPU the host would wait for the values. Not
+-- while a step is captured either, as the value belongs to that run only.
+local function check_probabilities(t, what)
+  if t.device ~= "cpu" or t.dtype == "bool" or t.placements or t.id < 0 or t:numel() == 0 or capture.active() then return end
+  local plain = t:detach()
+  local low, high = plain:min():item(), plain:max():item()
+  if low >= 0 and high <= 1 then return end
+  raise("binary_cross_entropy: the %s has the element %g, expected numbers from 0 to 1; for logits write "
+    .. "binary_cross_entropy_with_logits", what, low >= 0 and high or low)
+end
+
 local bce = elementwise("binary_cross_entropy", { weight = optional_tensor }, function(p, y, o)
+  check_probabilities(p, "input")
+  check_probabilities(y, "target")
   return weighted(-(y * p:log():clamp_min(-100) + (1 - y) * (1 - p):log():clamp_min(-100)), o.weight)
 end)
---- -(target * log(input) + (1 - target) * log(1 - input)); logarithms are at least -100.
+--- -(target * log(input) + (1 - target) * log(1 - input)); logarithms are at least -100. Errors: on the CPU, an element
+--- that is not from 0 to 1. On a GPU, and in captured steps, this is not checked, because reading the elements waits:
+--- an input outside of 0 to 1 gives nan.
 ---@param input Tensor  probabilities of any shape
----@param target Tensor  from 0 to 1, of the input's shape
+---@param target Tensor  from 0 to 1, of any dtype, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }  weight: factor of each element; broadcasts
 ---@return Tensor  [], or the input's shape with "none"
 function M.binary_cross_entropy(input, target, given) return bce(input, target, given) end
@@ -128,9 +144,9 @@ local bce_logits = elementwise("binary_cross_entropy_with_logits", { weight = op
   local log_weight = o.pos_weight == nil and 1 or (o.pos_weight - 1) * y + 1
   return weighted((1 - y) * x - ops.logsigmoid(x) * log_weight, o.weight)
 end)
---- binary_cross_entropy of sigmoid(input), without overflow.
+--- binary_cross_entropy of sigmoid(input), without overflow. The target is not checked.
 ---@param input Tensor  logits of any shape
----@param target Tensor  from 0 to 1, of the input's shape
+---@param target Tensor  from 0 to 1, of any dtype, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor, pos_weight: Tensor }
 ---   weight: factor of each element; pos_weight: factor of the positive part; both broadcast
 ---@return Tensor  [], or the input's shape with "none"
