@@ -126,7 +126,60 @@ describe("ms.plot", function()
     assert.are.equal(0, count(shaded:svg(), '<text style="fill'))
     local wide = {}
     for k = 1, 40 do wide[k] = k end
-    assert.are.equal(ascii(plot.heatmap { wide }), ascii(plot.heatmap({ wide }, { values = true })))
+    assert.are.equal(ascii(plot.heatmap { wide }) .. "columns = 120 shows more\n",
+      ascii(plot.heatmap({ wide }, { values = true })))
+    assert.is_truthy(ascii(plot.heatmap({ wide }, { values = true }), 120):find("  1  2  3  4", 1, true))
+  end)
+
+  describe("heat map without room for its labels", function()
+    local labels = { "h\195\188pfen", "automobile", "automatic" }
+    local function map(row, given)
+      given.row_labels, given.column_labels, given.x_label, given.y_label = labels, labels, "to", "from"
+      return plot.heatmap({ row, row, row }, given)
+    end
+
+    it("cuts them as long as they differ", function()
+      local p = map({ 1, 20, 3000 }, { values = true })
+      assert.are.equal(table.concat({ "from",
+        "    h\195\188pfen       1      20    3000",
+        "automobile       1      20    3000",
+        " automatic       1      20    3000",
+        "            h\195\188pfen automob automat",
+        "                                to",
+        "from 1 to 3000" }, "\n") .. "\n", ascii(p, 36))
+      assert.is_truthy(p:svg():find(">to</text>", 1, true) and p:svg():find(">from</text>", 1, true))
+    end)
+
+    it("numbers them, with a legend", function()
+      assert.are.equal(table.concat({ "from",
+        "1    1   20 3000",
+        "2    1   20 3000",
+        "3    1   20 3000",
+        "     1    2    3",
+        "              to",
+        "1 h\195\188pfen  2 automobile",
+        "3 automatic",
+        "from 1 to 3000" }, "\n") .. "\n", ascii(map({ 1, 20, 3000 }, { values = true }), 26))
+      local rows_only = plot.heatmap({ { 1, 2, 3, 4, 5 } }, { values = true, row_labels = { ("r"):rep(20) } })
+      assert.are.equal("1  1  2  3  4  5\nrows:\n1 rrrrrrrrrrrrrrrrrrrr\nfrom 1 to 5\n", ascii(rows_only, 20))
+    end)
+
+    it("leaves values out last, and says how many columns show them", function()
+      local p = map({ 1, 20, 1234567 }, { values = true })
+      assert.are.equal(table.concat({ "from",
+        "1     @",
+        "2     @",
+        "3     @",
+        "  1 2 3",
+        "     to",
+        "1 h\195\188pfen",
+        "2 automobile",
+        "3 automatic",
+        "from 1 to 1.235e6",
+        "columns = 25 shows more" }, "\n") .. "\n", ascii(p, 20))
+      assert.is_truthy(ascii(p, 25):find("1       1      20 1.235e6", 1, true))
+      assert.is_nil(ascii(p, 25):find "columns")
+    end)
   end)
 
   it("counts every finite value of a histogram once", function()
@@ -188,6 +241,10 @@ describe("ms.plot", function()
     assert.are.equal(p:svg(), file:read "*a")
     file:close()
     os.remove(path)
+    for _, extension in ipairs { ".svg", ".HTML" } do
+      assert.is_true(p:save(path .. extension))
+      os.remove(path .. extension)
+    end
     local ok, err = p:save(path .. "/no/such/folder.svg")
     assert.is_nil(ok)
     assert.is_truthy(err:find "No such file")
@@ -205,6 +262,8 @@ describe("ms.plot", function()
       { "an unknown scale", function() plot.line({ 1 }, { y_scale = "lg" }) end, "did you mean 'log'?" },
       { "a tensor of two dimensions", function() plot.line(ms.ones(2, 2)) end, "has shape [2, 2], expected one dimension" },
       { "no finite value to count", function() plot.histogram { nan } end, "argument 1 has no finite number" },
+      { "a file of another format", function() plot.line({ 1 }):save "a.b/cm.png" end,
+        "plot:save: 'a.b/cm.png' has the extension 'png', but plots are saved as SVG: write .svg or .html" },
       { "rows of two lengths", function() plot.heatmap { { 1 }, { 1, 2 } } end, "row 2 has length 2, but row 1 has length 1" },
       { "too few labels", function() plot.heatmap({ { 1, 2 } }, { column_labels = { "a" } }) end, "has length 1, expected 2" },
       { "an image that is no tensor", function() plot.images { 1 } end, "plot.images: image 1 is a number (1), expected a tensor" },

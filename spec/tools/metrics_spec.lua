@@ -33,7 +33,10 @@ describe("metrics", function()
     assert.are.same({ { 1, 1, 0 }, { 0, 2, 1 }, { 0, 0, 1 } }, of("ConfusionMatrix", {}))
     local matrix = metrics.ConfusionMatrix { classes = 2 }
     matrix:update(ms.tensor({ 0, 1, 1 }, { dtype = "int64" }), ms.tensor({ 0, 1, 0 }, { dtype = "int64" }))
-    assert.are.equal("0 1 1\n1 0 1\n  0 1\nfrom 0 to 1\n", matrix:plot():text { ascii = true }:gsub(" +", " "):gsub("\n +", "\n  "))
+    local text = "true\n0  1  1\n1  0  1\n   0  1\npredicted\nfrom 0 to 1"
+    assert.are.equal(text .. "\n", matrix:plot():text { ascii = true })
+    assert.are.equal(text, tostring(matrix:compute()))
+    assert.are.equal("ConfusionMatrix(1 updates; its compute() and plot() show the counts)", tostring(matrix))
     assert.is_truthy(matrix:plot { labels = { "cat", "dog" } }:svg():find("dog", 1, true))
     assert.has_error(function() metrics.Mean():plot() end, "plot: called on Mean, expected a ConfusionMatrix")
     assert.are.same({ 1, 2 / 3, 0.5 }, of("Precision", { average = "none" }))
@@ -42,6 +45,28 @@ describe("metrics", function()
     assert.are.equal(4 / 6, of("F1", { average = "micro" }))
     assert.is_true(math.abs(of("Precision", { average = "weighted" }) - (2 * 1 + 3 * 2 / 3 + 0.5) / 6) < 1e-12)
     assert.is_true(math.abs(of("Recall", {}) - (0.5 + 2 / 3 + 1) / 3) < 1e-12)
+  end)
+
+  it("a confusion matrix is a plain table for files, ranks and plots", function()
+    local matrix = metrics.ConfusionMatrix { classes = 2 }
+    matrix:update(ids { 0, 1 }, ids { 0, 0 })
+    local rows, path = matrix:compute(), os.tmpname()
+    ms.save(path, { counts = rows })
+    assert.are.same({ { 1, 1 }, { 0, 0 } }, ms.load(path).counts)
+    os.remove(path)
+    assert.are.same({ { { 1, 1 }, { 0, 0 } } }, dist.all_gather_object(rows, { group = dist.self_group() }))
+    assert.are.equal("@@@@\n    \nfrom 0 to 1\n", ms.plot.heatmap(rows):text { ascii = true })
+    assert.are.same({ { 1, 1 }, { 0, 0 } }, ms.tensor(rows):tolist())
+  end)
+
+  it("a confusion matrix numbers classes from 0 where their names have no room", function()
+    local matrix, names = metrics.ConfusionMatrix { classes = 10 }, {}
+    for k = 1, 10 do names[k] = "class of kind " .. k end
+    matrix:update(ids { 3 }, ids { 9 })
+    local text = matrix:plot { labels = names }:text { ascii = true }
+    assert.is_truthy(text:find("\n9  0  0  0  1  0  0  0  0  0  0\n   0  1  2  3  4  5  6  7  8  9\n", 1, true), text)
+    assert.is_truthy(text:find("\n0 class of kind 1  1 class of kind 2", 1, true), text)
+    assert.is_truthy(text:find("9 class of kind 10\n", 1, true), text)
   end)
 
   it("takes floating-point predictions of the classes' shape as probabilities of class 1", function()

@@ -174,8 +174,21 @@ end
 
 -- ---- options --------------------------------------------------------------------------------------
 
---- Whether x is a table without metatable, and therefore not a tensor, module or group.
-function M.is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
+local printing = {}
+--- Declares that a metatable only says how a table of data prints: M.is_plain takes such tables for plain.
+---@param mt table
+---@return table mt
+function M.printing(mt)
+  printing[mt] = true
+  return mt
+end
+
+--- Whether x is a table of data, without a metatable or with one of M.printing: not a tensor, module or group.
+function M.is_plain(x)
+  if type(x) ~= "table" then return false end
+  local mt = getmetatable(x)
+  return mt == nil or printing[mt] == true
+end
 
 --- Whether x can be a table of options. Tensors, modules, classes, groups and lists are never options.
 function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end

@@ -4,6 +4,7 @@
 --- says where in the value they are.
 local ffi = require "ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
 local engine = require "moonshard.core.ffi"
@@ -51,7 +52,7 @@ local function put(out, x, seen, path)
       if bytes > 0 then out[#out + 1] = ffi.string(lib.ms_data_ptr(whole.id), bytes) end
       return
     end
-    if getmetatable(x) ~= nil then
+    if not opts.is_plain(x) then
       errors.raise("%s: %s is %s, expected a plain table or a tensor", seen.who, path, errors.kind(x))
     end
     local n = 0

@@ -8,6 +8,7 @@
 local cjson = require "cjson"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local files = require "moonshard.io.files"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
@@ -33,7 +34,7 @@ local function json(x)
   end
   if type(x) == "boolean" then return tostring(x) end
   if type(x) == "string" then return cjson.encode(x) end
-  if type(x) ~= "table" or getmetatable(x) ~= nil then
+  if not opts.is_plain(x) then
     errors.raise("save: %s cannot be stored in index.json, expected a number, boolean, string or table%s", errors.kind(x),
       tensor.is_tensor(x) and "; pass averages as the option 'ema', or register the tensor as a buffer of the model" or "")
   end

@@ -83,6 +83,7 @@ end
 
 ---@class Plot
 ---@field kind string  "line", "scatter", "histogram", "heatmap" or "images"
+---@field first integer  the number that stands for the first row or column of a heat map where labels have no room
 local Plot = {}
 Plot.__index = Plot
 Plot.__name = "Plot"
@@ -111,7 +112,8 @@ end
 
 --- The plot as lines of text: braille and blocks, or ASCII where the locale is not UTF-8.
 ---@param given? {columns: integer, rows: integer, ascii: boolean}
----   columns: width in characters; rows: height of a line, scatter or histogram plot; ascii: use ASCII characters only
+---   columns: width in characters; a heat map cuts, numbers or leaves out what has no room; rows: height of a line,
+---   scatter or histogram plot; ascii: use ASCII characters only
 ---@return string
 function Plot:text(given)
   local o = opts("plot:text", given, { columns = opts.option(opts.whole_from(20), 72),
@@ -123,12 +125,20 @@ function Plot:text(given)
   return terminal.xy(self, o.columns, o.rows, ascii)
 end
 
---- Writes the plot to an SVG file. Returns true, or nil and the reason.
----@param path string  path of the file
+local FORMATS = { svg = true, html = true }               -- a browser shows an SVG element as a page, too
+
+--- Writes the plot to an SVG file. Returns true, or nil and the reason. Errors: an extension of another format, such as
+--- "png".
+---@param path string  path of the file: FILE.svg, FILE.html for a page of the plot alone, or without an extension
 ---@return boolean? ok
 ---@return string? err
 function Plot:save(path)
   opts.expect(path, opts.string, "plot:save: argument 1")
+  local extension = path:match "[^/]%.([^./]*)$"
+  if extension and not FORMATS[extension:lower()] then
+    errors.raise("plot:save: '%s' has the extension '%s', but plots are saved as SVG: write .svg or .html; plot:text() is "
+      .. "the plot as text", path, extension)
+  end
   local file, err = io.open(path, "wb")
   if not file then return nil, err end
   local ok
@@ -191,15 +201,16 @@ end
 
 --- Cells coloured by their values: row 1 on top. A cell that is not finite stays empty.
 ---@param rows number[][]|Tensor  rows of equal length, or a tensor of two dimensions
----@param given? {row_labels: string[], column_labels: string[], values: boolean, title: string, width: integer, height: integer}
+---@param given? {row_labels: string[], column_labels: string[], values: boolean, title: string, x_label: string, y_label: string, width: integer, height: integer}
 ---   row_labels: texts left of the rows; column_labels: texts below the columns; values: write each cell's value into
----   it, for few cells such as a confusion matrix's; title: text above the plot; width:
----   width of the SVG in pixels; height: height of the SVG in pixels
+---   it, for few cells such as a confusion matrix's; title: text above the plot; x_label: what the columns are;
+---   y_label: what the rows are; width: width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.heatmap(rows, given)
   local who = "plot.heatmap"
   local o = opts(who, given, { title = opts.string, row_labels = opts.table, column_labels = opts.table, values = false,
-    width = opts.option(opts.whole_from(160), 640), height = opts.option(opts.whole_from(120), 360) })
+    x_label = opts.string, y_label = opts.string, width = opts.option(opts.whole_from(160), 640),
+    height = opts.option(opts.whole_from(120), 360) })
   if tensor.is_tensor(rows) then
     if #rows.shape ~= 2 then
       errors.raise("%s: argument 1 has shape [%s], expected two dimensions", who, table.concat(rows.shape, ", "))
@@ -215,7 +226,7 @@ function M.heatmap(rows, given)
   if #lists == 0 or #lists[1] == 0 then errors.raise("%s: argument 1 is empty, expected at least one cell", who) end
   names(o.row_labels, #lists, who .. ": option 'row_labels'")
   names(o.column_labels, #lists[1], who .. ": option 'column_labels'")
-  return setmetatable({ kind = "heatmap", rows = lists, options = o, y_axis = axes.of("linear", lists) }, Plot)
+  return setmetatable({ kind = "heatmap", first = 1, rows = lists, options = o, y_axis = axes.of("linear", lists) }, Plot)
 end
 
 --- Images in a grid.

@@ -212,11 +212,11 @@ end
 ---@return string
 function M.heatmap(plot)
   local o, out, axis = plot.options, begin(plot, "heat map"), plot.y_axis
-  local top, left = 16 + (o.title and 24 or 0), 16
+  local top, left = 16 + (o.title and 24 or 0) + (o.y_label and 18 or 0), 16
   for _, label in ipairs(o.row_labels or {}) do left = math.max(left, 24 + 7 * #label) end
   local columns = #plot.rows[1]
   local width = (o.width - left - 84) / columns
-  local height = (o.height - top - (o.column_labels and 34 or 16)) / #plot.rows
+  local height = (o.height - top - (o.column_labels and 34 or 16) - (o.x_label and 18 or 0)) / #plot.rows
   element(out, '<g class="cells" data-points="%d">', #plot.rows * columns)
   for i, row in ipairs(plot.rows) do
     for j, v in ipairs(row) do
@@ -228,6 +228,8 @@ function M.heatmap(plot)
     end
   end
   element(out, "</g>")
+  if o.y_label then text(out, "label", "start", 16, top - 8, o.y_label) end
+  if o.x_label then text(out, "label", "end", left + columns * width, o.height - 10, o.x_label) end
   if o.values then values_of(plot, out, left, top, width, height) end
   for i, label in ipairs(o.row_labels or {}) do text(out, "tick", "end", left - 8, top + (i - 0.5) * height + 4, label) end
   for j, label in ipairs(o.column_labels or {}) do

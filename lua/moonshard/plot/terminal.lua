@@ -174,42 +174,130 @@ local function characters(text) return #(text:gsub("[\128-\191]", "")) end
 
 local function right(text, wide) return (" "):rep(wide - characters(text)) .. text end
 
--- A table of the cells with labels, values or both; nil if it is wider than `columns`.
-local function labelled(plot, columns, ascii)
-  local o, rows, wide, names = plot.options, plot.rows, 2, { 0 }
-  local rule = o.column_labels and { "" } or nil
-  for i = 1, #rows do names[1] = math.max(names[1], o.row_labels and characters(clean(o.row_labels[i])) or 0) end
-  for j = 1, #rows[1] do
-    if rule then rule[j + 1] = clean(o.column_labels[j]) end
-    wide = math.max(wide, rule and characters(rule[j + 1]) or 0)
-    for i = 1, o.values and #rows or 0 do wide = math.max(wide, #axes.label(rows[i][j])) end
+local function widest(texts)
+  local wide = 0
+  for _, text in ipairs(texts or {}) do wide = math.max(wide, characters(text)) end
+  return wide
+end
+
+-- The first `wide` characters of a text in UTF-8.
+local function cut(text, wide)
+  local n = 0
+  for at = 1, #text do
+    local byte = text:byte(at)
+    if byte < 128 or byte > 191 then n = n + 1 end
+    if n > wide then return text:sub(1, at - 1) end
   end
-  if names[1] + (wide + 1) * #rows[1] > columns then return nil end
-  local ramp, out = ascii and LETTERS or BLOCKS, {}
-  for i, row in ipairs(rows) do
-    local cells = { right(o.row_labels and clean(o.row_labels[i]) or "", names[1]) }
+  return text
+end
+
+-- The labels, cut to `wide` characters; nil if that makes different ones equal.
+local function abbreviated(labels, wide)
+  local list, whole = {}, {}
+  for k, label in ipairs(labels) do
+    list[k] = cut(label, wide)
+    if whole[list[k]] and whole[list[k]] ~= label then return nil end
+    whole[list[k]] = label
+  end
+  return list
+end
+
+-- The cells as lines. names: labels left of the rows; rule: labels below the columns (nil: none); wide: characters of a
+-- column; ramp: shades in place of values (nil: values).
+local function grid(plot, names, rule, wide, ramp)
+  local out, left = {}, widest(names)
+  for i, row in ipairs(plot.rows) do
+    local cells = { right(names and names[i] or "", left) }
     for j, v in ipairs(row) do
-      cells[j + 1] = o.values and right(axes.label(v), wide) or shade(ramp, plot.y_axis, v):rep(wide)
+      cells[j + 1] = ramp and shade(ramp, plot.y_axis, v):rep(wide) or right(axes.label(v), wide)
     end
     out[i] = table.concat(cells, " ")
   end
-  for j = 1, rule and #rule or 0 do rule[j] = right(rule[j], j == 1 and names[1] or wide) end
-  out[#out + 1] = rule and table.concat(rule, " ")
+  if rule then
+    local cells = { right("", left) }
+    for j, label in ipairs(rule) do cells[j + 1] = right(label, wide) end
+    out[#out + 1] = table.concat(cells, " ")
+  end
   return out
 end
 
---- Cells shaded by their values, from low to high, or with option `values` the values as numbers; a shaded cell that
---- is not finite is a question mark. Labels and numbers are left out if they need more than `columns` characters.
+-- Numbers in place of labels, and lines that say which label each stands for.
+local function numbered(labels, first, columns)
+  local ids, legend = {}, {}
+  for k, label in ipairs(labels or {}) do
+    ids[k] = ("%d"):format(first + k - 1)
+    local key = ids[k] .. " " .. label
+    if label == ids[k] then
+      key = nil
+    elseif #legend > 0 and characters(legend[#legend]) + 2 + characters(key) <= columns then
+      key = table.remove(legend) .. "  " .. key
+    end
+    legend[#legend + 1] = key
+  end
+  return labels and ids, legend
+end
+
+local function cleaned(labels)
+  local list = {}
+  for k, label in ipairs(labels or {}) do list[k] = clean(label) end
+  return labels and list
+end
+
+local LEAST = 3                         -- the least number of characters that a label is cut to
+
+-- The cells as lines with labels, values or both, and the lines of a legend. Where `columns` has no room for that,
+-- labels are cut; then numbers stand for them; then shades for the values; then the cells are bare shades. The third
+-- result is the number of columns that shows the values, if they are left out.
+local function labelled(plot, columns, ascii)
+  local o, rows = plot.options, plot.rows
+  local names, rule, count, ramp = cleaned(o.row_labels), cleaned(o.column_labels), #rows[1], ascii and LETTERS or BLOCKS
+  local shaded, wide = not o.values and ramp or nil, 2
+  for _, row in ipairs(o.values and rows or {}) do
+    for _, v in ipairs(row) do wide = math.max(wide, #axes.label(v)) end
+  end
+  local room = math.floor((columns - widest(names)) / count) - 1
+  if room >= math.max(wide, math.min(LEAST, widest(rule))) then
+    local short = abbreviated(rule or {}, room)
+    if short then return grid(plot, names, rule and short, math.max(wide, widest(short)), shaded), {} end
+  end
+  local ids, legend = numbered(names, plot.first, columns)
+  local below, more = numbered(rule, plot.first, columns)
+  if table.concat(legend) ~= table.concat(more) then
+    if legend[1] then table.insert(legend, 1, "rows:") end
+    if more[1] then legend[#legend + 1] = "columns:" end
+    for _, key in ipairs(more) do legend[#legend + 1] = key end
+  end
+  local left, needed = widest(ids), nil
+  wide = math.max(wide, widest(below))
+  if left + (wide + 1) * count > columns then
+    needed, wide, shaded = left + (wide + 1) * count, math.max(1, widest(below)), ramp
+  end
+  if left + (wide + 1) * count <= columns then return grid(plot, ids, below, wide, shaded), legend, needed end
+  return shades(rows, plot.y_axis, columns, ascii), {}, needed
+end
+
+--- Cells shaded by their values, from low to high; a cell that is not finite is a question mark. Labels and values that
+--- need more than `columns` characters are cut, numbered or left out; a line at the end says which width shows them.
 ---@param plot Plot
 ---@param columns integer
 ---@param ascii boolean
 ---@return string
 function M.heatmap(plot, columns, ascii)
-  local o = plot.options
-  local out = (o.values or o.row_labels or o.column_labels) and labelled(plot, columns, ascii)
-    or shades(plot.rows, plot.y_axis, columns, ascii)
-  if plot.options.title then table.insert(out, 1, clean(plot.options.title)) end
+  local o, out, legend, needed = plot.options
+  if o.values or o.row_labels or o.column_labels then
+    out, legend, needed = labelled(plot, columns, ascii)
+  else
+    out, legend = shades(plot.rows, plot.y_axis, columns, ascii), {}
+  end
+  if o.x_label then
+    local label = clean(o.x_label)
+    out[#out + 1] = right(label, math.max(characters(out[#out]), characters(label)))
+  end
+  if o.y_label then table.insert(out, 1, clean(o.y_label)) end
+  if o.title then table.insert(out, 1, clean(o.title)) end
+  for _, key in ipairs(legend) do out[#out + 1] = key end
   out[#out + 1] = ("from %s to %s"):format(axes.label(plot.y_axis.low), axes.label(plot.y_axis.high))
+  if needed then out[#out + 1] = ("columns = %d shows more"):format(needed) end
   return table.concat(out, "\n") .. "\n"
 end
 

@@ -2,6 +2,7 @@
 --- Checks of what a script gives to a run: names, and options to record. Every rank makes them before anything is
 --- written, so that an error leaves no incomplete folder behind.
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local utf8 = require "moonshard.run.text".utf8
 
 local M = {}
@@ -21,7 +22,7 @@ local function wrong(who, at, value) errors.raise("%s: %s is %s, expected %s", w
 local function check(who, at, value, above)
   local kind = type(value)
   if kind == "number" or kind == "string" or kind == "boolean" then return end
-  if kind ~= "table" or getmetatable(value) then wrong(who, at, value) end
+  if not opts.is_plain(value) then wrong(who, at, value) end
   if above[value] then errors.raise("%s: %s contains itself", who, at) end
   above[value] = true
   local length = #value

@@ -25,7 +25,10 @@ local M = {}
 local Metric = {}
 Metric.__index = Metric
 Metric.__name = "Metric"
-function Metric:__tostring() return ("%s(%d updates)"):format(self.name, self.updates) end
+function Metric:__tostring()
+  local hint = self.name == "ConfusionMatrix" and "; its compute() and plot() show the counts" or ""
+  return ("%s(%d updates%s)"):format(self.name, self.updates, hint)
+end
 
 -- Makes a constructor of metrics. spec: its options; size(options): how many numbers it collects; count(self, sums,
 -- ...): adds to them; result(self, sums): the value.
@@ -74,6 +77,19 @@ end
 ---@return number|number[]|number[][]
 function Metric:compute() return self:_result(over_ranks(self, self.sums)) end
 
+-- The counts of a confusion matrix as a plot.
+local function picture(rows, o)
+  local labels = o.labels or {}
+  for k = 1, o.labels and 0 or #rows do labels[k] = tostring(k - 1) end
+  local map = plot.heatmap(rows, { row_labels = labels, column_labels = labels, values = true, title = o.title,
+    x_label = "predicted", y_label = "true", width = o.width, height = o.height })
+  map.first = 0                                                     -- classes count from 0
+  return map
+end
+
+-- The metatable of a confusion matrix's counts, for print.
+local COUNTS = opts.printing { __tostring = function(rows) return (picture(rows, {}):text():gsub("\n$", "")) end }
+
 local LABELS = { labels = opts.table, title = opts.string, width = opts.option(opts.whole_from(160), 640),
   height = opts.option(opts.whole_from(120), 360) }
 --- The counts of a ConfusionMatrix as a plot, whose rows are the true classes: `save` writes it, `text` gives it as a
@@ -85,10 +101,7 @@ local LABELS = { labels = opts.table, title = opts.string, width = opts.option(o
 function Metric:plot(given)
   local o = opts("plot", given, LABELS)
   if self.name ~= "ConfusionMatrix" then raise("plot: called on %s, expected a ConfusionMatrix", self.name) end
-  local labels = o.labels or {}
-  for k = 1, o.labels and 0 or self.options.classes do labels[k] = tostring(k - 1) end
-  return plot.heatmap(self:compute(), { row_labels = labels, column_labels = labels, values = true, title = o.title,
-    width = o.width, height = o.height })
+  return picture(self:compute(), o)
 end
 
 --- What was collected on all ranks, for a checkpoint, which any number of ranks can continue. Every rank of the group
@@ -239,10 +252,11 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES, threshold
       rows[i] = {}
       for j = 1, n do rows[i][j] = sums[(i - 1) * n + j] end
     end
-    return rows
+    return setmetatable(rows, COUNTS)
   end)
---- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
---- `update(predictions, ids)` as for Accuracy. `plot` shows the counts. Errors: scores for another number of classes.
+--- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1; print shows
+--- them as a table. `update(predictions, ids)` as for Accuracy. `plot` shows the counts with the classes' names. Errors:
+--- scores for another number of classes.
 ---@param given { classes: integer, threshold: number, group: Group }
 ---   classes: number of classes; threshold: as for Accuracy, with two classes (default: 0.5); group: the ranks that
 ---   have the data (default: the world)
