@@ -150,6 +150,20 @@ describe("ms.plot", function()
       assert.is_truthy(p:svg():find(">to</text>", 1, true) and p:svg():find(">from</text>", 1, true))
     end)
 
+    it("slants them in the SVG", function()
+      assert.are.equal(0, count(map({ 1, 2, 3 }, {}):svg(), "rotate%(%-35%)"))
+      local narrow = map({ 1, 2, 3 }, { width = 300 }):svg()
+      assert.are.equal(3, count(narrow, "rotate%(%-35%)"))
+      local function bottom(svg)
+        local low = 0
+        for y, height in svg:gmatch '<rect x="[%d.]+" y="([%d.]+)" width="[%d.]+" height="([%d.]+)"' do
+          low = math.max(low, tonumber(y) + tonumber(height))
+        end
+        return low
+      end
+      assert.is_true(bottom(narrow) + 30 < bottom(map({ 1, 2, 3 }, {}):svg()))      -- they have more room
+    end)
+
     it("numbers them, with a legend", function()
       assert.are.equal(table.concat({ "from",
         "1    1   20 3000",

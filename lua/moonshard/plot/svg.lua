@@ -207,6 +207,16 @@ local function values_of(plot, out, left, top, width, height)
   end
 end
 
+-- The height for the labels below columns of a width, at most `most`; and whether they are slanted, as they need where
+-- one is wider than its column.
+local function room_of(labels, width, most)
+  if not labels then return 16, false end
+  local longest = 0
+  for _, label in ipairs(labels) do longest = math.max(longest, 7 * #label) end
+  if longest <= width then return 34, false end
+  return math.min(most, 24 + longest * math.sin(math.rad(35))), true
+end
+
 --- Cells coloured by their values; a cell that is not finite stays empty.
 ---@param plot Plot
 ---@return string
@@ -216,7 +226,8 @@ function M.heatmap(plot)
   for _, label in ipairs(o.row_labels or {}) do left = math.max(left, 24 + 7 * #label) end
   local columns = #plot.rows[1]
   local width = (o.width - left - 84) / columns
-  local height = (o.height - top - (o.column_labels and 34 or 16) - (o.x_label and 18 or 0)) / #plot.rows
+  local below, slanted = room_of(o.column_labels, width, o.height / 3)
+  local height = (o.height - top - below - (o.x_label and 18 or 0)) / #plot.rows
   element(out, '<g class="cells" data-points="%d">', #plot.rows * columns)
   for i, row in ipairs(plot.rows) do
     for j, v in ipairs(row) do
@@ -233,7 +244,13 @@ function M.heatmap(plot)
   if o.values then values_of(plot, out, left, top, width, height) end
   for i, label in ipairs(o.row_labels or {}) do text(out, "tick", "end", left - 8, top + (i - 0.5) * height + 4, label) end
   for j, label in ipairs(o.column_labels or {}) do
-    text(out, "tick", "middle", left + (j - 0.5) * width, top + #plot.rows * height + 18, label)
+    local x, y = left + (j - 0.5) * width, top + #plot.rows * height + 18
+    if slanted then
+      element(out, '<text class="tick" text-anchor="end" transform="translate(%.1f %.1f) rotate(-35)">%s</text>', x + 4, y - 4,
+        M.escape(label))
+    else
+      text(out, "tick", "middle", x, y, label)
+    end
   end
   local bar = #plot.rows * height / 32
   for k = 0, 31 do
