@@ -84,8 +84,9 @@ function Geometric:_sample(sizes)
 end
 function Geometric:_log_prob(x)
   local p = self.probs
-  local rest = ops.where(p:eq(1):logical_and(x:eq(0)), 0, (-p):log1p())
-  return x * rest + p:log()
+  -- Where log1p has an infinite factor for x = 0, its argument is replaced: its gradient would be nan.
+  local failure = ops.where(p:eq(1):logical_and(x:eq(0)), 0, p)
+  return x * (-failure):log1p() + p:log()
 end
 function Geometric:_entropy()
   local p = self.probs

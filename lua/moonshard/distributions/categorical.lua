@@ -10,7 +10,7 @@ require "moonshard.tensor.draws"
 -- Stores the parameter, probs or logits, normalised: probs, or the exponentials of logits, have the sum 1.
 local function begin(self, who, first, given)
   local name, value, options = self._either(who, first, given, { "probs", "logits" })
-  self:_setup(options, { { name, value, name == "probs" and support.weights or support.reals } })
+  self:_setup(options, { { name, value, name == "probs" and support.weights or support.logits } })
   if name == "probs" then
     self.probs = self.probs / self.probs:sum(-1, { keepdim = true })
   else

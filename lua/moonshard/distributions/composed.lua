@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Distributions made of others: Independent and MixtureSameFamily.
 local class = require "moonshard.core.class"
+local create = require "moonshard.tensor.create"
 local Categorical = require "moonshard.distributions.categorical".Categorical
 local Distribution = require "moonshard.distributions.distribution"
 local errors = require "moonshard.core.errors"
@@ -107,6 +108,11 @@ end
 function MixtureSameFamily:_like() return self.component_distribution:_like() end
 function MixtureSameFamily:_support() return self.component_distribution.support end
 function MixtureSameFamily:_mean() return average(self, self.component_distribution.mean) end
+function MixtureSameFamily:_mode()
+  local like = self:_like()
+  local sizes = self._join(self.batch_shape, self.event_shape)
+  return create.full(sizes, 0 / 0, { dtype = like.dtype, device = like.device })
+end
 function MixtureSameFamily:_variance()
   local parts = self.component_distribution
   local from = parts.mean - self:_mean():unsqueeze(place(self))

@@ -45,6 +45,9 @@ function Distribution._sizes(who, ...)
   local is_list = n == 1 and (opts.is_plain(first) or type(first) == "table" and getmetatable(first) == shapes)
   local list = is_list and first or { ... }
   local out = {}
+  for key in pairs(is_list and opts.is_plain(list) and list or {}) do
+    if type(key) ~= "number" then raise("%s: unknown option '%s', expected sizes", who, tostring(key)) end
+  end
   for k = 1, is_list and #list or n do
     out[k] = opts.expect(list[k], opts.whole_from(0), "%s: size", who)
   end
@@ -98,7 +101,9 @@ function Distribution:_setup(given, list)
       end
       like = like or value
     elseif type(value) ~= "number" then
-      opts.wrong(value, "a number or a tensor", "%s: %s", who, name)
+      local n = p[3].event_dims
+      opts.wrong(value, n == 0 and "a number or a tensor"
+        or ("a tensor of at least %d dimension%s"):format(n, n == 1 and "" or "s"), "%s: %s", who, name)
     end
   end
   local batch, kind = shape {}, like and { dtype = like.dtype, device = like.device } or nil

@@ -22,12 +22,13 @@ end
 --- fields concentration and rate.
 ---@class Gamma: Distribution
 ---@overload fun(concentration: Tensor|number, rate: Tensor|number, opts?: { validate_args: boolean }): Gamma
----   concentration: the shape of the density, above 0; rate: above 0; validate_args: checks parameters and values
----   (default: true)
+---   concentration: the shape of the density, above 0 and finite; rate: above 0; validate_args: checks parameters
+---   and values (default: true)
 local Gamma = Distribution:extend "Gamma"
 
 function Gamma:init(concentration, rate, given)
-  self:_setup(given, { { "concentration", concentration, support.positive }, { "rate", rate, support.positive } })
+  self:_setup(given, { { "concentration", concentration, support.finite_positive },
+    { "rate", rate, support.positive } })
 end
 function Gamma._support() return support.nonnegative end
 function Gamma:_mean() return self.concentration / self.rate end
@@ -48,11 +49,11 @@ end
 ---@class Chi2: Gamma
 ---@field df Tensor  [batch_shape]: the degrees of freedom
 ---@overload fun(df: Tensor|number, opts?: { validate_args: boolean }): Chi2
----   df: degrees of freedom, above 0; validate_args: checks parameters and values (default: true)
+---   df: degrees of freedom, above 0 and finite; validate_args: checks parameters and values (default: true)
 local Chi2 = Gamma:extend "Chi2"
 
 function Chi2:init(df, given)
-  self:_setup(given, { { "df", df, support.positive } })
+  self:_setup(given, { { "df", df, support.finite_positive } })
   self.concentration, self.rate = self.df * 0.5, create.full_like(self.df, 0.5, { requires_grad = false })
   self.df = nil
   self._parameters = { { "concentration", support.positive }, { "rate", support.positive } }
@@ -63,15 +64,15 @@ function Chi2:_df() return self.concentration * 2 end
 --- deviation 1, and x has that of Chi2(df). Its parameters are the fields df, loc and scale.
 ---@class StudentT: Distribution
 ---@overload fun(df: Tensor|number, loc?: Tensor|number, scale?: Tensor|number, opts?: { validate_args: boolean }): StudentT
----   df: degrees of freedom, above 0; loc: the median (default: 0); scale: above 0 (default: 1); validate_args: checks
----   parameters and values (default: true)
+---   df: degrees of freedom, above 0 and finite; loc: the median (default: 0); scale: above 0 (default: 1);
+---   validate_args: checks parameters and values (default: true)
 local StudentT = Distribution:extend "StudentT"
 
 function StudentT:init(df, loc, scale, given)
   local function is_given(x) return x == nil or type(x) == "number" or tensor.is_tensor(x) end
   if given == nil and not is_given(loc) then loc, given = nil, loc end
   if given == nil and not is_given(scale) then scale, given = nil, scale end
-  self:_setup(given, { { "df", df, support.positive }, { "loc", loc or 0, support.real },
+  self:_setup(given, { { "df", df, support.finite_positive }, { "loc", loc or 0, support.real },
     { "scale", scale or 1, support.positive } })
 end
 function StudentT._support() return support.real end
@@ -119,15 +120,21 @@ local function mode_of(c)
   return where(c:lt(1):all(-1, { keepdim = true }), corner, inside)
 end
 
-local function simplex_draw(sizes, c) return draws.log_gamma(sizes, c):softmax(-1):to(c.dtype) end
+-- At least the smallest normal number and below 1, as PyTorch's, because 0 and 1 have no density.
+local function simplex_draw(sizes, c)
+  local info = number_types.finfo(c.dtype)
+  return draws.log_gamma(sizes, c):softmax(-1):to(c.dtype):clamp(info.tiny, 1 - info.eps / 2)
+end
 
 --- Dirichlet's distribution of K positive numbers with the sum 1. Its parameter is the field concentration.
 ---@class Dirichlet: Distribution
 ---@overload fun(concentration: Tensor, opts?: { validate_args: boolean }): Dirichlet
----   concentration: [batch_shape, K], above 0; validate_args: checks parameters and values (default: true)
+---   concentration: [batch_shape, K], above 0 and finite; validate_args: checks parameters and values (default: true)
 local Dirichlet = Distribution:extend "Dirichlet"
 
-local positives = support.new("numbers > 0", 1, function(x) return x:gt(0):all(-1) end)
+local positives = support.new("finite numbers > 0", 1, function(x)
+  return x:gt(0):logical_and(x:lt(math.huge)):all(-1)
+end)
 
 function Dirichlet:init(concentration, given)
   self:_setup(given, { { "concentration", concentration, positives } })
@@ -150,13 +157,13 @@ function Dirichlet:_entropy() return entropy_of(self.concentration) end
 --- (1 - x)^(concentration0 - 1). Its parameters are the fields concentration1 and concentration0.
 ---@class Beta: Distribution
 ---@overload fun(concentration1: Tensor|number, concentration0: Tensor|number, opts?: { validate_args: boolean }): Beta
----   concentration1: above 0, often called alpha; concentration0: above 0, often called beta; validate_args: checks
----   parameters and values (default: true)
+---   concentration1: above 0 and finite, often called alpha; concentration0: above 0 and finite, often called beta;
+---   validate_args: checks parameters and values (default: true)
 local Beta = Distribution:extend "Beta"
 
 function Beta:init(concentration1, concentration0, given)
-  self:_setup(given, { { "concentration1", concentration1, support.positive },
-    { "concentration0", concentration0, support.positive } })
+  self:_setup(given, { { "concentration1", concentration1, support.finite_positive },
+    { "concentration0", concentration0, support.finite_positive } })
 end
 
 local function pair(a, b) return shape.stack({ a, b }, -1) end
@@ -181,10 +188,10 @@ function Beta:_entropy() return entropy_of(self:_both()) end
 --- Poisson's distribution of counts. Its parameter is the field rate. Samples have the parameter's dtype.
 ---@class Poisson: Distribution
 ---@overload fun(rate: Tensor|number, opts?: { validate_args: boolean }): Poisson
----   rate: the mean, from 0; validate_args: checks parameters and values (default: true)
+---   rate: the mean, from 0 and finite; validate_args: checks parameters and values (default: true)
 local Poisson = Distribution:extend "Poisson"
 
-function Poisson:init(rate, given) self:_setup(given, { { "rate", rate, support.nonnegative } }) end
+function Poisson:init(rate, given) self:_setup(given, { { "rate", rate, support.finite_nonnegative } }) end
 function Poisson._support() return support.count end
 function Poisson:_mean() return self.rate end
 function Poisson:_mode() return self.rate:detach():floor() end

@@ -6,6 +6,7 @@
 --- accepted. They are returned as logarithms, because those of small concentrations underflow. The gradient is the
 --- implicit one (Figurnov, Mohamed & Mnih 2018): dx/da = -(dP(a, x)/da) / density(x), with P the distribution function.
 local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
 local ops = require "moonshard.tensor.ops"
 local Function = require "moonshard.autograd.function".Function
 
@@ -16,16 +17,30 @@ local TINY = 2 ^ -1022
 
 local function kind(a) return { dtype = "float64", device = a.device } end
 
+-- Each round accepts more than 3 of 4 elements, so that one is open after as many rounds once in 4^100 draws.
+local ROUNDS = 100
+
 -- Calls try() until every element has been accepted. try returns a tensor of values, and which of them are accepted.
-local function accepted(sizes, like, try)
+-- label: the parameter's name in messages.
+local function accepted(label, sizes, like, try)
   local out, open = create.zeros(sizes, kind(like)), create.full(sizes, true, { device = like.device })
-  repeat
+  for _ = 1, ROUNDS do
     local values, ok = try()
     local now = ok:logical_and(open)
     out = where(now, values, out)
     open = open:logical_and(ok:logical_not())
-  until not open:any():item()
-  return out
+    if not open:any():item() then return out end
+  end
+  errors.raise("%s: no random number was accepted in %d rounds, for elements such as %g", label, ROUNDS,
+    like:masked_select(open)[1]:item())
+end
+
+-- Which elements have random numbers. The others, which constructors refuse unless validate_args is false, get a
+-- parameter that has (`stand_in`), so that the loop ends, and then a result of their own.
+local function drawn(a, stand_in, draw)
+  local usable = a:ge(0):logical_and(a:lt(math.huge))
+  if usable:all():item() then return draw(a) end
+  return where(usable, draw(where(usable, a, stand_in)), where(a:gt(0), a:detach(), 0 / 0))
 end
 
 -- The logarithms of gamma numbers. A number of a < 1 is one of a + 1 times u^(1/a), with u uniform in (0, 1).
@@ -33,7 +48,7 @@ local function log_gamma(a)
   local small = a:lt(1)
   local d = where(small, a + 1, a) - 1 / 3
   local c = 1 / (d * 9):sqrt()
-  local log = accepted(a.shape, a, function()
+  local log = accepted("concentration", a.shape, a, function()
     local z = create.randn(a.shape, kind(a))
     local v = z * c + 1
     v = v * v * v
@@ -86,11 +101,14 @@ local implicit = Function {
   end,
 }
 
---- The logarithms of gamma numbers of the given sizes, float64, with a gradient for the concentration.
+--- The logarithms of gamma numbers of the given sizes, float64, with a gradient for the concentration. Those of an
+--- infinite concentration are infinite, those of a negative one or of nan are nan.
 ---@param sizes integer[]
 ---@param concentration Tensor  expands to sizes
 ---@return Tensor
-function M.log_gamma(sizes, concentration) return implicit(concentration:double():expand(sizes):contiguous()) end
+function M.log_gamma(sizes, concentration)
+  return drawn(concentration:double():expand(sizes):contiguous(), 1, implicit)
+end
 
 -- Numbers of rates below 10: subtracts the probabilities of 0, 1, 2, ... from a uniform number until it is negative;
 -- the result is the number of subtractions before that one.
@@ -114,7 +132,7 @@ local function by_rejection(rate)
   local log_alpha = (1.1328 / (b - 3.4) + 1.1239):log()
   local v_r = 0.9277 - 3.6224 / (b - 2)
   local log_rate = rate:log()
-  return accepted(rate.shape, rate, function()
+  return accepted("rate", rate.shape, rate, function()
     local u, v = create.rand(rate.shape, kind(rate)) - 0.5, create.rand(rate.shape, kind(rate)):clamp_min(TINY)
     local us = 0.5 - u:abs()
     local k = ((a * 2 / us + b) * u + rate + 0.43):floor()
@@ -126,17 +144,21 @@ local function by_rejection(rate)
   end)
 end
 
---- Poisson numbers of the given sizes, float64, without a gradient.
----@param sizes integer[]
----@param rate Tensor  expands to sizes
----@return Tensor
-function M.poisson(sizes, rate)
-  rate = rate:double():expand(sizes):contiguous()
+local function poisson(rate)
   local low = rate:lt(10)
   if rate:numel() == 0 or low:all():item() then return by_inversion(rate) end
   local high = by_rejection(where(low, 10, rate))
   if not low:any():item() then return high end
   return where(low, by_inversion(where(low, rate, 0)), high)
+end
+
+--- Poisson numbers of the given sizes, float64, without a gradient; of an infinite rate infinity, of a negative one
+--- or of nan nan.
+---@param sizes integer[]
+---@param rate Tensor  expands to sizes
+---@return Tensor
+function M.poisson(sizes, rate)
+  return drawn(rate:double():expand(sizes):contiguous(), 0, poisson)
 end
 
 return M

@@ -2,7 +2,6 @@
 --- Distributions on the real line with a location and a scale, except for the normal one, and Exponential.
 local draw = require "moonshard.distributions.draw"
 local Distribution = require "moonshard.distributions.distribution"
-local number_types = require "moonshard.tensor.number_types"
 local support = require "moonshard.distributions.support"
 
 local EULER = 0.57721566490153286061
@@ -13,12 +12,6 @@ end
 
 local function real() return support.real end
 local function loc_of(self) return self.loc end
-
--- Uniform numbers above 0 and below 1.
-local function open_uniform(sizes, like)
-  local info = number_types.finfo(like.dtype == "float64" and "float64" or "float32")
-  return draw.uniform(sizes, like):clamp_min(info.tiny)
-end
 
 --- Laplace's distribution, with the density exp(-|x - loc| / scale) / (2 scale). Its parameters are the fields loc and
 --- scale.
@@ -80,7 +73,7 @@ function Gumbel:init(loc, scale, given) setup(self, loc, scale, given) end
 function Gumbel:_mean() return self.loc + self.scale * EULER end
 function Gumbel:_stddev() return self.scale * (math.pi / math.sqrt(6)) end
 function Gumbel:_variance() return self.scale:square() * (math.pi ^ 2 / 6) end
-function Gumbel:_rsample(sizes) return self.loc - self.scale * (-open_uniform(sizes, self.loc):log()):log() end
+function Gumbel:_rsample(sizes) return self.loc + self.scale * draw.gumbel(sizes, self.loc) end
 function Gumbel:_log_prob(x)
   local y = (self.loc - x) / self.scale
   return y - y:exp() - self.scale:log()

@@ -1,7 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- What parameters and values of distributions may be: each constraint tests a tensor, and says in messages what it
 --- expected.
+local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local number_types = require "moonshard.tensor.number_types"
+local tensor = require "moonshard.tensor"
 
 local M = {}
 
@@ -11,10 +14,23 @@ local Constraint = { __name = "Constraint" }
 Constraint.__index = Constraint
 function Constraint:__tostring() return self.text end
 
---- Which values of a tensor meet the constraint.
----@param value Tensor  [..., event]
+--- Which values of a tensor meet the constraint. Errors: a value with fewer dimensions than the constraint's.
+---@param value Tensor|number  [..., event]
 ---@return Tensor  bool [...]
-function Constraint:check(value) return self.test(value) end
+function Constraint:check(value)
+  if type(value) == "number" then
+    local like = self.like
+    value = create.tensor(value, like and { dtype = like.dtype, device = like.device } or { dtype = "float64" })
+  end
+  if not tensor.is_tensor(value) then
+    errors.raise("check: value is %s, expected a number or a tensor", errors.kind(value))
+  end
+  if value.ndim < self.event_dims then
+    errors.raise("check: value has shape %s, expected at least %d dimension%s", tostring(value.shape), self.event_dims,
+      self.event_dims == 1 and "" or "s")
+  end
+  return self.test(value)
+end
 M.Constraint = Constraint
 
 --- Makes a constraint.
@@ -29,6 +45,8 @@ local new = M.new
 
 M.real = new("a number", 0, function(x) return x:eq(x) end)
 M.positive = new("a number > 0", 0, function(x) return x:gt(0) end)
+M.finite_positive = new("a finite number > 0", 0, function(x) return x:gt(0):logical_and(x:lt(math.huge)) end)
+M.finite_nonnegative = new("a finite number from 0", 0, function(x) return x:ge(0):logical_and(x:lt(math.huge)) end)
 M.nonnegative = new("a number from 0", 0, function(x) return x:ge(0) end)
 M.probability = new("a number from 0 to 1", 0, function(x) return x:ge(0):logical_and(x:le(1)) end)
 M.boolean = new("0 or 1", 0, function(x) return x:eq(0):logical_or(x:eq(1)) end)
@@ -40,9 +58,17 @@ M.weights = new("numbers from 0 with a sum above 0", 1, function(x)
   return x:ge(0):all(-1):logical_and(x:sum(-1):gt(0)):logical_and(x:sum(-1):lt(math.huge))
 end)
 
-local SLACK = 1e-6                      -- PyTorch's tolerance for a sum of probabilities
+--- Constraint of a vector of logits: -inf masks a class.
+M.logits = new("numbers below inf, one of which is above -inf (-inf masks a class)", 1, function(x)
+  return x:lt(math.huge):all(-1):logical_and(x:gt(-math.huge):any(-1))
+end)
+
+-- PyTorch's tolerance for a sum of probabilities, or the rounding errors of its terms, which are larger in half types.
+local function slack(x)
+  return math.max(1e-6, x:is_floating_point() and number_types.finfo(x.dtype).eps * x.shape[x.ndim] or 0)
+end
 M.simplex = new("numbers from 0 with the sum 1", 1, function(x)
-  return x:ge(0):all(-1):logical_and((x:sum(-1) - 1):abs():lt(SLACK))
+  return x:ge(0):all(-1):logical_and((x:sum(-1) - 1):abs():lt(slack(x)))
 end)
 
 M.one_hot = new("one 1 and otherwise 0", 1, function(x)
@@ -51,7 +77,9 @@ end)
 
 --- Constraint of numbers from low to high; both limits broadcast with the value.
 function M.between(low, high)
-  return new("a number from low to high", 0, function(x) return x:ge(low):logical_and(x:le(high)) end)
+  local within = new("a number from low to high", 0, function(x) return x:ge(low):logical_and(x:le(high)) end)
+  within.like = low                     -- gives the dtype and the device of a number
+  return within
 end
 
 --- Constraint of class ids below n.
