@@ -43,6 +43,8 @@ return function(D)
   end)
   local function categorical(p, q)
     local P, Q = p.probs, q.probs
+    local n, m = P.shape[P.ndim], Q.shape[Q.ndim]
+    if n ~= m then errors.raise("kl_divergence: p has %d classes and q has %d, expected the same number", n, m) end
     local t = P * (p.logits - q.logits)
     t = ops.where(Q:eq(0), math.huge, t)
     return ops.where(P:eq(0), 0, t):sum(-1)
@@ -85,11 +87,14 @@ return function(D)
   end)
 
   -- Pairs of different classes.
-  register(D.Uniform, D.Normal, function(p, q)
-    local width, from = p.high - p.low, (p.high + p.low) / 2 - q.loc
-    return (q.scale / width):log() + 0.5 * math.log(2 * math.pi)
-      + (width:square() / 12 + from:square()) / (q.scale:square() * 2)
-  end)
+  -- The mean of a normal log-density depends only on the mean and the variance of p.
+  local function to_normal(p, q)
+    local square = p.variance + (p.mean - q.loc):square()
+    return square / (q.scale:square() * 2) + q.scale:log() + 0.5 * math.log(2 * math.pi) - p:entropy()
+  end
+  for _, P in ipairs { D.Beta, D.Exponential, D.Gamma, D.Gumbel, D.Laplace, D.Uniform } do
+    register(P, D.Normal, to_normal)
+  end
   register(D.Normal, D.Laplace, function(p, q)
     local from = p.loc - q.loc
     local z = from / p.scale

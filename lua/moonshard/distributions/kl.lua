@@ -42,8 +42,18 @@ end
 
 local a_distribution = opts.kind("a distribution", function(x) return class.isa(x, Distribution) end)
 
---- The Kullback-Leibler divergence of p from q: the mean over p of log(p / q). Errors: a pair of classes without a
---- formula.
+--- The Kullback-Leibler divergence of p from q: the mean over p of log(p / q). There are formulas for these pairs:
+---
+--- | p | q |
+--- |---|---|
+--- | any class but `StudentT` and `MixtureSameFamily` | the same class; for `Independent`, the base distributions need a formula |
+--- | `Beta`, `Exponential`, `Gamma`, `Gumbel`, `Laplace`, `Uniform` | `Normal` |
+--- | `Normal` | `Laplace` |
+--- | `Exponential` | `Gamma` |
+--- | `Gamma` | `Exponential` |
+---
+--- A subclass, such as `Chi2` of `Gamma`, has those of its base; `register_kl` adds others. Errors: a pair of classes
+--- without a formula; batch shapes that do not broadcast, or different event shapes.
 ---@param p Distribution  over which the mean is taken
 ---@param q Distribution  its batch shape broadcasts with p's
 ---@return Tensor  [batch_shape]
@@ -54,6 +64,11 @@ function M.kl_divergence(p, q)
   if not formula then
     errors.raise("kl_divergence: no formula for %s and %s; distributions.register_kl adds one", class.name(p),
       class.name(q))
+  end
+  if not Distribution._joint(p.batch_shape, q.batch_shape) or p.event_shape ~= q.event_shape then
+    errors.raise("kl_divergence: %s of batch_shape %s and event_shape %s, %s of batch_shape %s and event_shape %s, expected "
+      .. "batch shapes that broadcast and one event_shape", class.name(p), tostring(p.batch_shape),
+      tostring(p.event_shape), class.name(q), tostring(q.batch_shape), tostring(q.event_shape))
   end
   return scope.run("kl_divergence", formula, p, q)
 end

@@ -18,6 +18,15 @@ end)
 
 local NAMES = { "covariance_matrix", "precision_matrix", "scale_tril" }
 
+-- The Cholesky factor of a covariance, or of the inverse of a precision; the errors of linalg name the parameter.
+local function factor(name, matrix)
+  local ok, result = pcall(function()
+    return linalg.cholesky(name == "precision_matrix" and linalg.inv(matrix) or matrix)
+  end)
+  if ok then return result end
+  error((tostring(result):gsub("linalg%.%w+: ", "MultivariateNormal: " .. name .. ": ", 1)), 0)
+end
+
 --- Normally distributed vectors of K elements. One of three matrices is given; the fields covariance_matrix,
 --- precision_matrix and scale_tril are all there. Needs LAPACK, as ms.linalg does.
 ---@class MultivariateNormal: Distribution
@@ -45,7 +54,7 @@ function MultivariateNormal:init(loc, covariance_matrix, given)
   end
   if name ~= "scale_tril" then
     if options.validate_args then support.verify("MultivariateNormal: " .. name, matrix, symmetric) end
-    matrix = linalg.cholesky(name == "precision_matrix" and linalg.inv(matrix) or matrix)
+    matrix = factor(name, matrix)
   end
   self:_setup(options, { { "loc", loc, support.reals }, { "scale_tril", matrix, lower } })
   self.event_shape = self._part({ k }, 1, 1)
@@ -77,9 +86,6 @@ M.MultivariateNormal = MultivariateNormal
 
 --- The Kullback-Leibler divergence of two MultivariateNormal distributions.
 function M._divergence(p, q)
-  if p.event_shape ~= q.event_shape then
-    errors.raise("kl_divergence: vectors of %d and of %d elements, expected one size", p.event_shape[1], q.event_shape[1])
-  end
   local P, Q = p.scale_tril, q.scale_tril
   local trace = linalg.solve_triangular(Q, P, { upper = false }):square():flatten(-2, -1):sum(-1)
   return half_log_det(Q) - half_log_det(P) + (trace + squared(Q, q.loc - p.loc) - p.event_shape[1]) * 0.5

@@ -113,6 +113,11 @@ kl("MultivariateNormal_tril", lambda m, t: D.MultivariateNormal(m, scale_tril=t.
    lambda m, t: D.MultivariateNormal(m, scale_tril=t.tril()), [vloc, tril], [vloc * 2, tril.flip(0) * 1.5])
 kl("Independent", lambda m, s: D.Independent(D.Normal(m, s), 1), lambda m, s: D.Independent(D.Normal(m, s), 1),
    [loc, scale], [loc2, scale2])
+for name in "Beta Gamma".split():
+    kl(name + "_Normal", getattr(D, name), D.Normal, [a, rate], [loc2, scale2])
+for name in "Gumbel Laplace".split():
+    kl(name + "_Normal", getattr(D, name), D.Normal, [loc, scale], [loc2, scale2])
+kl("Exponential_Normal", D.Exponential, D.Normal, [rate], [loc2, scale2])
 kl("Uniform_Normal", D.Uniform, D.Normal, [loc, loc + scale], [loc2, scale2])
 kl("Normal_Laplace", D.Normal, D.Laplace, [loc, scale], [loc2, scale2])
 cases["kl.Exponential_Gamma"] = (lambda r, c, s: D.kl_divergence(D.Exponential(r), D.Gamma(c, s)), [rate, a2, scale2])
