@@ -229,6 +229,14 @@ describe("a distribution", function()
     assert.are.equal(0.5, D.kl_divergence(q, p):item())
   end)
 
+  it("lets a script test for fields of its own, and for those of other classes", function()
+    local d = D.Normal(0, 1)
+    for _, name in ipairs { "probs", "df", "tag", "mask", "scale_tril" } do assert.is_nil(d[name]) end
+    assert.is_false(D.Poisson(1).has_rsample)
+    d.tags = 3
+    assert.are.equal(3, d.tags)
+  end)
+
   it("lists its values", function()
     assert.are.same({ 0, 1, 2 }, D.Categorical(ms.ones(3)):enumerate_support():tolist())
     assert.are.same({ { 0, 0 }, { 1, 1 } }, D.Bernoulli(t { 0.5, 0.1 }):enumerate_support():tolist())

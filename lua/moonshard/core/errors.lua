@@ -195,7 +195,7 @@ end
 --- As M.unknown, for a public table of functions and classes. If another table has the name, or Moonshard has no such
 --- function, the message says what to write instead.
 function M.unknown_in(what, name, names)
-  local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name)
+  local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name, what)
   if not elsewhere then return M.unknown("name in " .. what .. ":", name, names) end
   return ("unknown name in %s: '%s'; %s"):format(what, name, elsewhere)
 end

@@ -114,6 +114,37 @@ local instead = {
   RandomOrder = "a transform is a function: write function(x) ... end, which calls them",
   from_numpy = "read a file with ms.load, or wrap memory with ms.from_pointer",
 }
+-- PyTorch's distributions that Moonshard lacks.
+for name, text in pairs {
+  HalfCauchy = "take x:abs() of the samples of Cauchy(0, scale), and add math.log(2) to its log_prob",
+  Binomial = "sum the samples of Bernoulli",
+  Multinomial = "sum the samples of OneHotCategorical",
+  NegativeBinomial = "sample a Poisson whose rate is a sample of Gamma",
+  Weibull = "write scale * x ^ (1 / concentration), with x a sample of Exponential(1)",
+  Pareto = "write scale * x:exp(), with x a sample of Exponential(alpha)",
+  InverseGamma = "write 1 / x, with x a sample of Gamma",
+  FisherSnedecor = "write (x / df1) / (y / df2), with x and y samples of Chi2(df1) and Chi2(df2)",
+  LogisticNormal = "write x:softmax(-1), with x a sample of Normal",
+  LowRankMultivariateNormal = "use distributions.MultivariateNormal",
+  RelaxedOneHotCategorical = "use nn.F.gumbel_softmax(logits, { tau = temperature })",
+  OneHotCategoricalStraightThrough = "use nn.F.gumbel_softmax(logits, { hard = true })",
+  TransformedDistribution = "use LogNormal, or subtract the logarithm of the derivative from the base's log_prob",
+  ContinuousBernoulli = "", VonMises = "", Wishart = "", Kumaraswamy = "", LKJCholesky = "", GeneralizedPareto = "",
+  RelaxedBernoulli = "", LogitRelaxedBernoulli = "", ExponentialFamily = "",
+} do
+  instead[name] = (text == "" and "" or text .. ", or ") .. "extend distributions.Distribution for a class of your own"
+end
+
+-- Names that mean another thing in other tables: table -> name -> what to write instead.
+local within = { distributions = {
+  constraints = "d.support is a distribution's constraint of values: d.support:check(x)",
+  constraint_registry = "d.support is a distribution's constraint of values: d.support:check(x)",
+  transforms = "use LogNormal, or subtract the logarithm of the derivative from the base's log_prob",
+  biject_to = "apply a function such as F.softplus or x:exp() to what a layer computes",
+  transform_to = "apply a function such as F.softplus or x:exp() to what a layer computes",
+  kl = "use distributions.kl_divergence(p, q)",
+} }
+
 for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
   "bool" } do
   instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)
@@ -170,8 +201,10 @@ function M.field(name) return fields[name] end
 --- Text for the end of an error message about an unknown name: what to write instead, or the tables in which the name
 --- exists. nil if there is neither.
 ---@param name string  the unknown name
+---@param where? string  the table in which the name is unknown, such as "nn"
 ---@return string?
-function M.elsewhere(name)
+function M.elsewhere(name, where)
+  if within[where] and within[where][name] then return within[where][name] end
   if instead[name] then return instead[name] end
   local ms = package.loaded.moonshard
   if not ms then return nil end

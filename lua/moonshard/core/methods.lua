@@ -46,8 +46,10 @@ function M.guard(cls, called)
   end
 end
 
--- The names of a class's public methods, with those that it inherits.
-local function methods_of(cls)
+--- The names of a class's public methods, with those that it inherits.
+---@param cls table
+---@return string[]  sorted
+function M.names(cls)
   local names, seen = {}, {}
   while cls and cls ~= class.root do
     for name, value in pairs(cls) do
@@ -80,7 +82,7 @@ function M.look(cls, key, level)
     seen[key] = true
     return
   end
-  local names = methods_of(cls)
+  local names = M.names(cls)
   local near = errors.nearest(key, names)
   local advice = near and ("; did you mean '%s'?"):format(near)
     or #names <= LISTED and "; it has " .. table.concat(names, ", ") or ""

@@ -311,6 +311,31 @@ local function refuse_call(name, level)
   seen[reader][name] = true
 end
 
+-- Names of PyTorch's and NumPy's fields, and what to write instead.
+local instead = {
+  arg_constraints = "parameters are checked when the distribution is made, and d.support is the constraint of values",
+  std = "did you mean 'stddev'?", var = "did you mean 'variance'?", median = "write d:icdf(0.5)",
+}
+
+-- The message about a misspelt field; nil for fields of the script's own, which it may test for.
+local function misspelling(self, cls, name)
+  if type(name) ~= "string" or name:sub(1, 1) == "_" or fields[name] then return nil end
+  local advice, limit = instead[name], #name < 8 and 1 or 2
+  local known = guards.names(cls)
+  for field, get in pairs(fields) do
+    if cls[get] then known[#known + 1] = field end
+  end
+  for field in pairs(self) do known[#known + 1] = field end
+  table.sort(known)
+  for _, field in ipairs(known) do
+    if field == name then return nil end
+    if not advice and errors.alike(field, name, limit) then advice = ("did you mean '%s'?"):format(field) end
+  end
+  return advice and ("%s has no field '%s'; %s"):format(class.name(self), name, advice)
+end
+
+local messages = setmetatable({}, { __mode = "k" })     -- class -> field -> the message, or false
+
 Distribution.__index = function(self, name)
   local cls = getmetatable(self)
   local value = cls[name]
@@ -318,6 +343,10 @@ Distribution.__index = function(self, name)
   local get = fields[name] and cls[fields[name]]
   if not get then
     guards.look(cls, name, 2)
+    local of = messages[cls] or {}
+    messages[cls] = of
+    if of[name] == nil and rawget(self, "batch_shape") then of[name] = misspelling(self, cls, name) or false end
+    if of[name] and not errors.is_library(2) then raise("%s", of[name]) end
     return nil
   end
   refuse_call(name, 2)
