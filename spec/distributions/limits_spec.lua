@@ -94,6 +94,15 @@ describe("Categorical", function()
     assert.are.equal(-inf, d:log_prob(1):item())
   end)
 
+  it("of one mask has a finite divergence, with a gradient", function()
+    local z = ms.tensor({ 0, 1, -inf }, { requires_grad = true })
+    local kl = D.kl_divergence(D.Categorical { logits = z }, D.Categorical { logits = ms.tensor { 1, 1, -inf } })
+    assert.is_true(math.abs(kl:item() - 0.110944) < 1e-5)
+    kl:backward()
+    assert.is_true(all(z.grad:isfinite()))
+    assert.is_true(z.grad[2]:item() > 0.1 and z.grad[1]:item() < -0.1)
+  end)
+
   it("refuses a row in which all classes are masked, and infinite logits", function()
     for text, rows in pairs {
       ["logits is [-inf, -inf] at [2], expected"] = { { 0, 1 }, { -inf, -inf } },
