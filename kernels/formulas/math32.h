@@ -202,14 +202,23 @@ MS_FN float ms_erfinv_f32(float x)
     q = 2.83297682f + q * b;
     return (w < 5.0f ? p : q) * x;
 }
-// Three steps of Newton's method, from the float result, or from -4 or 4 if x rounds to -1 or 1 in float; there they
-// are too few: erfinv(1 - 1e-10) gives 4.35 instead of 4.57.
+// For |x| < 1. Newton's method: for small |x| on erf, from the float result; else on log erfc, which is concave, from
+// the root of -log(1 - |x|), which is above the result: its steps fall towards the result, however near 1 |x| is, and
+// log erfc does not lose the digits that erf loses there.
 MS_FN double ms_erfinv_f64(double x)
 {
-    float near = (float)x;
-    double y = near > -1.0f && near < 1.0f ? (double)ms_erfinv_f32(near) : x < 0 ? -4.0 : 4.0;
-    for (int k = 0; k < 3; k++) y -= (__builtin_erf(y) - x) / (1.12837916709551257390 * __builtin_exp(-y * y));
-    return y;
+    double size = __builtin_fabs(x);
+    if (size < 0.75) {
+        double y = (double)ms_erfinv_f32((float)x);
+        for (int k = 0; k < 3; k++) y -= (__builtin_erf(y) - x) / (1.12837916709551257390 * __builtin_exp(-y * y));
+        return y;
+    }
+    double log_rest = __builtin_log(1 - size), y = __builtin_sqrt(-log_rest);
+    for (int k = 0; k < 5; k++) {
+        double rest = __builtin_erfc(y);
+        y += (__builtin_log(rest) - log_rest) * rest / (1.12837916709551257390 * __builtin_exp(-y * y));
+    }
+    return __builtin_copysign(y, x);
 }
 
 // double serves gradient checks, where speed does not matter, so its functions are libm's (which has no erfinv); so are
