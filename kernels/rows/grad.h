@@ -13,9 +13,9 @@ static inline ms_status ms__zeros_of(ms_tensor **out, const ms_meta *m)
 // Sets the gradient of the first input to 0, for operators that overwrite it or are piecewise constant (sign).
 static inline ms_status ms__zero_gradient(ms_backward_call *b) { return ms__zeros_of(&b->gin[0], &b->in_meta[0]); }
 
-// Calls `op` on in[], with the integers and numbers of the forward, and moves its outputs to gin[]. The forward's
-// integers are followed by its seed and offset (if rng is set) and by the mask: bit k is set if the gradient of the
-// forward's input k is needed.
+// Calls `op` on in[], with the integers and numbers (i and f) of the forward, and moves its outputs to gin[]. The
+// forward's integers are followed by its seed and offset (if rng is set) and by the mask: bit k is set if the gradient
+// of the forward's input k is needed.
 static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_in, ms_tensor *const *in, bool rng)
 {
     int64_t i[MS_MAX_I], mask = 0;

@@ -46,7 +46,7 @@ static ms_status check_view(ms_call *c)
     MS_TRY(wanted_shape(c, &ndim, shape));
     ms_tensor *v = ms__view_as(c->in[0], ndim, shape);
     if (!v)
-        return ms__call_fail(c, "%s with strides %s cannot be seen as %s without a copy; use reshape",
+        return ms__call_fail(c, "%s with strides %s cannot be viewed as %s without a copy; use reshape",
                              ms__tensor_text(c->in[0]), ms__shape_text(c->in[0]->ndim, c->in[0]->stride),
                              ms__shape_text(ndim, shape));
     return ms__call_view(c, 0, v);

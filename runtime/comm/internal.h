@@ -91,8 +91,8 @@ typedef struct {
     int64_t arrived;               // when the member made the call, in ns of the job's clock; 0: it records no profile
     _Atomic uint64_t commit;       // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
     _Atomic uint64_t round;        // staged moves: the round that the member has reached
-    // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective after which the member's
-    // streams wait for no more events of it. refused: of the latest one in which it could not map a peer's memory.
+    // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective for whose
+    // events the member will queue no more waits. refused: of the latest one in which it could not map a peer's memory.
     // failed: of the latest one in which it could not queue its part.
     _Atomic uint64_t left, refused, failed;
     uint32_t begin, end;       // the member's events. begin: its tensors are ready; end: it has accessed all tensors

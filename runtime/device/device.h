@@ -167,7 +167,7 @@ typedef struct {
     ms_status (*begin)(int index);
     ms_status (*end)(int index, void **graph);
     ms_status (*launch)(int index, void *graph);
-    void (*drop)(int index, void *graph);  // waits until the graph does not run any more
+    void (*drop)(int index, void *graph);  // destroys the graph, after its launches have ended
 } ms_cuda_graphs;
 
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
@@ -208,7 +208,7 @@ typedef struct ms_cuda_table {
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);
     // a NULL-terminated list of lists, each ending with an entry whose op is NULL
     const ms_cuda_kernel *const *families;
-    // Steps the leaves of the pass. reads: NULL if the step reads nothing of ms_cuda_step.
+    // Makes an optimizer's step on the leaves of the pass. reads: what it reads on the device; NULL: nothing.
     ms_status (*optim)(int index, const ms_optim_pass *p, const ms_cuda_step *reads);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     ms_cuda_gradients gradients;

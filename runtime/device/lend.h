@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-// Offers b's memory to other processes: listens on a socket whose name is a hash of the memory's handle and of offset.
+// Offers b's memory to other processes: listens on a socket whose name contains a hash of handle and offset.
 // Further calls with the same handle and offset do nothing.
 ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset);
 // Number of blocks that are offered to other processes, or that other processes have mapped.

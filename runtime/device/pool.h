@@ -30,7 +30,7 @@ typedef struct ms_block {
     int device;
     uint32_t tag;         // the kind in the low 4 bits, above it the record of history.c; 0: neither
     ms_segment *segment;  // the CPU's arena that contains it; NULL: none
-    // The next block of a free list; in a captured step's copy of a block (ops/captured.c): that block
+    // The next block of a free list; in the copy of a block that a captured step keeps: the original
     struct ms_block *next;
     ms_pins *pins;  // the captured step that has pinned it; NULL: none
 } ms_block;

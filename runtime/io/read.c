@@ -339,9 +339,10 @@ ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
     memcpy(shape, e->shape, sizeof shape);
     if (count < 0) count = (double)rows - first;
     if (!(first >= 0 && count >= 0 && first + count <= (double)rows))
-        return ms__no_id(ms__fail(MS_EINVAL,
-                                  "load: rows from %.0f to below %.0f are out of range for tensor '%s' of shape %s",
-                                  first, first + count, e->name, ms__shape_text(e->ndim, e->shape)));
+        return ms__no_id(
+            ms__fail(MS_EINVAL,
+                     "load: %.0f rows from row %.0f on are out of range for tensor '%s' of shape %s; rows count from 1",
+                     count, first + 1, e->name, ms__shape_text(e->ndim, e->shape)));
     uint64_t row_bytes = rows ? (e->end - e->begin) / (uint64_t)rows : 0;
     if (e->ndim) shape[0] = (int64_t)count;
     ms_tensor *t;

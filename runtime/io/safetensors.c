@@ -424,7 +424,7 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
 // ---- checksums ----------------------------------------------------------------------------------
 
 static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";  // the number is MS_ST_BLOCK
-static const char MARK[] = "\t\r\t\r\t\r\t\r";  // a sequence of blanks that no other program writes
+static const char MARK[] = "\t\r\t\r\t\r\t\r";  // whitespace that no other program writes in this order
 enum { DIGITS = 16, IN_PREFIX = sizeof PREFIX - 1, IN_MARK = sizeof MARK - 1 };
 
 void ms__st_prefix(size_t length, unsigned char *out)

@@ -38,7 +38,7 @@ ms_status ms__unit_land(ms_run *run, reduction *reducing);
 // Adds a reduced gradient to the grad of p's local tensor. part is a view of the unit's reduced gradients.
 ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 // Replaces *t by a copy in a dtype on a device, unless it has them already; the copy's next reader waits for it. On
-// failure *t is the old tensor or a copy of it that has only the dtype.
+// failure *t is the old tensor or a copy that has the dtype, but is not on the device.
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
 // As ms__unit_bring, to the unit's home device; pins the copy if the unit's options say so.
 ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t);

@@ -53,7 +53,7 @@ static int chain;
 static double gc_limit = 64 << 20;  // the soft limit of ms_set_gc_limit, in bytes
 static double unscoped_since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
 static double unscoped_live;        // bytes of the unscoped tensors alive
-static double live_after;           // bytes allocated on the CPU after the last collection
+static double live_after;           // bytes in use on the CPU right after the last collection
 static bool gc_asked;
 static grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
 static uint32_t n_graves;

@@ -288,9 +288,9 @@ describe("errors of nn.lora", function()
   end)
 
   it("say what a pattern chooses instead, and that nothing changed", function()
-    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces); it chooses '2', a Tanh",
+    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own); it chooses '2', a Tanh",
       said { target = { "1", "2" } })
-    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces)",
+    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)",
       said { target = "qkv" })
     local encoder = nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 })
     assert.truthy(said({ target = "self_attn" }, encoder):find(

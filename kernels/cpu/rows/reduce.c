@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/reduce.c -- folds over dimensions on the CPU.
+// cpu/rows/reduce.c -- reductions over dimensions on the CPU, called folds below.
 //
 // The shape alone determines how a fold is divided: blocks of BLOCK elements are folded in 64 lanes (at every ISA
 // level), the results of the blocks are combined in order in the wide type, and long folds are divided into up to

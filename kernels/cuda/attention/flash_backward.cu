@@ -108,8 +108,8 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *k = (uint16_t *)dynamic_shared(), *v = k + FLASH_ROWS * D, *qg = v + FLASH_ROWS * D;
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
-    // In causal attention more queries attend to the first keys than to later ones, so the first blocks compute the
-    // first keys.
+    // In causal attention more queries attend to the first keys than to later ones, so the blocks that
+    // start first take the first keys.
     int head = (int)blockIdx.x % f.heads, j0 = (int)blockIdx.x / f.heads * FLASH_ROWS, first = f.causal ? j0 : 0;
     const uint16_t *queries = head_of(f.q, f, head), *grads = head_of(f.g, f, head);
     copy_tile<FLASH_ROWS, D>(k, head_of(f.k, f, head), f.k.rows, j0, f.tk, f.d);

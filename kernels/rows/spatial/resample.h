@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/spatial/resample.h -- the axes of a resampling, from its integers and numbers (rows/spatial/resample.c).
+// rows/spatial/resample.h -- the axes of a resampling (rows/spatial/resample.c), from the call's c->i and c->f.
 #ifndef MS_RESAMPLE_H
 #define MS_RESAMPLE_H
 

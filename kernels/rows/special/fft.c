@@ -11,8 +11,8 @@ static ms_status check_numbers(ms_call *c, int n_i, bool pairs)
 {
     const ms_tensor *x = c->in[0];
     if (c->n_i < n_i || c->n_f < 1)
-        return ms__call_fail(c, "expected %d integers and the scale (f[0]), got %d and %d numbers", n_i, c->n_i,
-                             c->n_f);
+        return ms__call_fail(c, "expected %d integers and the scale (f[0]), got %d integers and %d numbers", n_i,
+                             c->n_i, c->n_f);
     if (ms__is_half(x->dtype))
         return ms__fail(MS_EUNSUPPORTED, "%s: the input is %s, expected float32 or float64; cast it",
                         ms__op_title(c->op->name), ms__tensor_text(x));

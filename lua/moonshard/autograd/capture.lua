@@ -214,7 +214,7 @@ local function count_detached(...) return detached(select("#", ...), ...) end
 
 -- Returns the results of the recorded function, each tensor as a copy, as repetitions return them.
 local function copy_results(self, n, ...)
-  if not now then                                         -- M.leave has been called
+  if not now then                                         -- the step has ended its own recording (M.leave)
     local left = { ... }
     for k = 1, n do left[k] = is_tensor(left[k]) and left[k]:detach():clone() or left[k] end
     return unpack(left, 1, n)
@@ -275,7 +275,7 @@ end
 
 local function end_recording(self, fixed, before, ok, ...)
   local noted, message = finish(), (...)
-  if ok and not noted then                                -- M.leave has been called
+  if ok and not noted then                                -- the step has ended its own recording (M.leave)
     drop(self)
     return ...
   end

@@ -255,7 +255,7 @@ M.BucketBatchSampler = BucketBatchSampler
 
 --- Cuts a random order into buckets, sorts each by length, cuts it into batches, and visits the batches in random
 --- order. Each batch of batch_size * num_replicas items is divided among the ranks; the last one repeats
---- items if its number of items does not divide.
+--- items if the ranks' shares would differ.
 ---@param lengths integer[]|Tensor  the length of each item
 ---@param batch_size integer  items in a batch, on each rank
 ---@param given? {bucket: integer, shuffle: boolean, seed: integer, drop_last: boolean, num_replicas: integer, rank: integer}

@@ -70,8 +70,8 @@ function M.unzip(path, who)
     local name_length = little(text, here + 28, 2)
     local name, entry = text:sub(here + 46, here + 45 + name_length), little(text, here + 42, 4) + 1
     if bit.band(flags, 1) ~= 0 or method ~= 0 and method ~= 8 or size == 0xffffffff or entry == 0x100000000 then
-      errors.raise("%s: '%s' in '%s' is encrypted, compressed by a method other than deflate, or larger than "
-        .. "4 GiB", who, name, path)
+      errors.raise("%s: '%s' in '%s' is encrypted, compressed by a method other than deflate, or in zip64 "
+        .. "format (from 4 GiB), which cannot be read", who, name, path)
     end
     if text:sub(entry, entry + 3) ~= "PK\3\4" then failed(who, path, ("'%s' does not begin where the archive's directory says"):format(name)) end
     local first = entry + 30 + little(text, entry + 26, 2) + little(text, entry + 28, 2)

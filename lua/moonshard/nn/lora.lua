@@ -172,7 +172,7 @@ local function chosen(model, target)
   end
   for _, pattern in ipairs(patterns) do
     if not used[pattern] then
-      raise("lora: target %s chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces)%s",
+      raise("lora: target %s chooses no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)%s",
         errors.show(pattern), other[pattern] and ("; it chooses " .. other[pattern]) or "")
     end
   end

@@ -298,7 +298,7 @@ function methods._set_part(t, key, v) scope.run("index", write, t, key, v) end
 
 local function index_put(who, t, key, v, given)
   local accumulate = opts(who, given, { accumulate = false }).accumulate
-  if not opts.is_plain(key) or #key == 0 then opts.wrong(key, "a list of tensors", "%s: positions", who) end
+  if not opts.is_plain(key) or #key == 0 then opts.wrong(key, "a list of tensors", "%s: argument 1", who) end
   for k = 1, #key do opts.expect(key[k], tensor.a_tensor, "%s: positions of dimension %d", who, k) end
   scope.run(who, write, t, key, v, accumulate)
   return t

@@ -193,8 +193,8 @@ local refused_call = function() return false end
 ---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean  number: the operator; a, b, c: its first arguments
 function M.on_refused_call(fn) refused_call = fn end
 
--- Runs a call with n tensors, and the number f unless it is nil, on the inner tensors of those arguments that are
--- instances of tensor classes. Returns the id of the result; nil if there are no instances.
+-- Runs an operator of which an argument is an instance of a tensor class: by the class's dispatch, or on the inner
+-- tensors. n: the number of tensors; f: the operator's number, or nil. Returns the result's id; nil without instances.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
   local args, a_in = engine.args, engine.a_in

@@ -144,7 +144,7 @@ end
 local function median_of(who, t, d, given, ignored)
   if d == nil and given == nil then
     id_of(t, who)
-    if t:numel() == 0 then errors.raise("%s: %s has no elements", who, tostring(t.shape)) end
+    if t:numel() == 0 then errors.raise("%s: the tensor %s has no elements", who, tostring(t.shape)) end
     return scope.run(who, function()
       return (middle(who, methods.reshape(t, -1), 1, false, ignored))
     end)
@@ -210,7 +210,7 @@ local function quantile_of(who, t, q, d, given, ignored)
   if t.dtype ~= "float32" and t.dtype ~= "float64" then
     errors.raise("%s: the tensor is %s %s, expected float32 or float64", who, t.dtype, tostring(t.shape))
   end
-  if t:numel() == 0 then errors.raise("%s: %s has no elements", who, tostring(t.shape)) end
+  if t:numel() == 0 then errors.raise("%s: the tensor %s has no elements", who, tostring(t.shape)) end
   if is_tensor(q) and (#q.shape > 1 or q.dtype ~= t.dtype) then
     errors.raise("%s: q is %s %s, expected a number or %s [n]", who, q.dtype, tostring(q.shape), t.dtype)
   elseif not is_tensor(q) and (type(q) ~= "number" or not (q >= 0 and q <= 1)) then

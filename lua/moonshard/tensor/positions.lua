@@ -339,9 +339,9 @@ local function scatter_reduce(who, t, d, idx, src, reduce, given)
     fits = fits and idx.shape[k] <= src.shape[k] and (k == at or idx.shape[k] <= t.shape[k])
   end
   if not fits or src.dtype ~= t.dtype then
-    errors.raise("%s: the index has shape %s, the source is %s %s, the tensor %s %s; expected equal numbers of "
-      .. "dimensions, one dtype, and an index that is in no dimension larger than the source, nor (except in dimension "
-      .. "%d) than the tensor", who, tostring(idx.shape), src.dtype, tostring(src.shape), t.dtype,
+    errors.raise("%s: the index has shape %s, the source is %s %s, the tensor %s %s; expected three tensors "
+      .. "of equally many dimensions, source and tensor of one dtype; the index may exceed the source in no dimension, and "
+      .. "the tensor in dimension %d only", who, tostring(idx.shape), src.dtype, tostring(src.shape), t.dtype,
       tostring(t.shape), at)
   end
   return scope.run(who, function() return reduced(t, at, idx, src, reduce, include_self) end)

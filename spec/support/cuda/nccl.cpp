@@ -629,7 +629,7 @@ API nccl_result ncclCommDestroy(nccl_comm c)
 {
     if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, destroyed or aborted");
     if (!c->finalized || c->state != NCCL_Success)
-        return refuse(NCCL_InvalidUsage, "the communicator has not been finalized");
+        return refuse(NCCL_InvalidUsage, "the communicator's finalization was not begun, or has not succeeded");
     c->is = GONE;
     munmap(c->mem, memory_bytes());
     if (c->fd >= 0) close(c->fd);

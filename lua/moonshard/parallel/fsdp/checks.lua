@@ -98,8 +98,8 @@ function M.check_sharded_parity(reference, other)
   local other_names, other_params = originals(other)
   for k, name in ipairs(other_names) do
     if names[k] ~= name then
-      errors.raise("check_sharded_parity: parameter %d is '%s' in the reference, '%s' in the sharded model", k,
-        tostring(names[k]), name)
+      errors.raise("check_sharded_parity: parameter %d of the sharded model is '%s', in the reference %s", k, name,
+        names[k] and ("it is '%s'"):format(names[k]) or "there is none")
     end
     local p, whole = other_params[k], params[k]
     local shape, part, h = parts_of(p, name)

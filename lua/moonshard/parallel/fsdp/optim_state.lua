@@ -33,8 +33,8 @@ local function listing(m)
   return names, by_name, name_of
 end
 
--- The model's parameters that belong to an optimizer's parameter: the parameter itself, or those that form its flat
--- parameter. part(v) is the part of a state tensor v that belongs to one of them.
+-- The model's parameters that belong to an optimizer's parameter: the parameter itself or, if it is a flat
+-- parameter, those that form it. part(v) is the part of a state tensor v that belongs to one of them.
 local function members_of(p, name_of)
   local unit = rawget(p, "_flat")
   if not unit then return name_of[p] and { { name = name_of[p], p = p, part = function(v) return v end } } or {} end

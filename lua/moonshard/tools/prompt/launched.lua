@@ -125,7 +125,7 @@ function M.begin(command)
     end
     C.moonshard_wait(nil, 0, 10)
   end
-  error("the prompt's process does not answer within 30 s", 0)
+  error("the prompt's process did not answer within 30 s", 0)
 end
 
 local SIGTTOU, ISIG, ICANON, ECHO = 22, 1, 2, 8

@@ -5,7 +5,7 @@ local table, math, ipairs, pairs, setmetatable, tonumber = table, math, ipairs, 
 
 local M = {}
 
---- Ranks in a message: "rank 2", "ranks 0, 2-3".
+--- Ranks in a message: "rank 2", "ranks 0, 2", "ranks 0, 2-4".
 ---@param list integer[]  ascending
 ---@return string
 function M.names(list)

@@ -45,7 +45,7 @@ bool ms__null_on_device(const void *p);
 void ms__null_note(const void *p, size_t bytes, int size);
 void ms__null_note_tensor(const ms_tensor *t);
 void ms__null_note_room(const void *p, size_t bytes);
-// Records the pointers in a table that is copied to the device, for example an optimizer's list of leaves.
+// Records the pointers that a table has, when it is copied to the device: for example an optimizer's list of leaves.
 void ms__null_note_table(const void *there, const void *here, size_t bytes);
 // Adds to l the memory at all known addresses that occur in a launch's arguments (`bytes` bytes).
 void ms__null_touch(ms_null_launch *l, const void *arguments, size_t bytes);
