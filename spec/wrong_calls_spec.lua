@@ -128,7 +128,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   "orthogonal_: options are a number (2), expected a table; options are given by name: write { gain = 2 }" },
   { "x - ms.meshgrid { ms.ones(2), ms.ones(3) }",
   "sub: argument is a list of 2 tensors, expected a tensor or a number; unpack it: local a, b = unpack(list)" },
-  { "m(x:chunk(1))", "linear: argument is a list of 1 tensor, expected a tensor; unpack it: " },
+  { "m(x:chunk(1))", "linear: argument is a list of 1 tensor, expected a tensor; its tensor is list[1]" },
   { "nn.F.mse_loss(x, x, 'sum')", "mse_loss: options are a string ('sum'), expected a table; write { reduction = 'sum' }" },
   { "nn.Dropout { p = 0.1 }",
   "Dropout: dropout probability has to be between 0 and 1, but got table; 'p' is given by position, not by name" },

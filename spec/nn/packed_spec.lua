@@ -176,7 +176,7 @@ describe("packed sequences through recurrent layers", function()
       rnn.PackedSequence(ms.rand(5, 3), sizes))
     raises("lstm: the sum of batch_sizes is 3, but the packed input [5, 16] has 5 rows", m,
       rnn.PackedSequence(ms.rand(5, 3), ms.tensor({ 2, 1 }, { dtype = "int64" })))
-    raises("LSTM: input is a table, expected a tensor or a packed sequence", m, { ms.rand(5, 2, 3) })
+    raises("LSTM: input is a list of 1 tensor, expected a tensor or a packed sequence; its tensor is list[1]", m, { ms.rand(5, 2, 3) })
   end)
 
   it("give on cuda what they give on the cpu", function()

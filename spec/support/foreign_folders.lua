@@ -109,11 +109,11 @@ M.list = {
   "lists 'x', which is not the name of a checkpoint file" },
   { "an index with a correct checksum that lists a file of another rank",
   function(at) sealed(at, '"files":[{"name":"rank-00001.safetensors"}]') end,
-  "lists 'rank%-00001.safetensors', which is not a name" },
+  "lists 'rank%-00001.safetensors', which is not the name" },
   { "an index with a correct checksum that replaces the user's file", function(at) sealed(at, '"files":[],"replaces":["x"]') end,
   "has 'x' under 'replaces', which is not the name of a checkpoint file" },
   { "an index with a correct checksum that replaces a file outside",
-  function(at) sealed(at, '"files":[],"replaces":["rank-00000.safetensors/../x"]') end, "which is not a name" },
+  function(at) sealed(at, '"files":[],"replaces":["rank-00000.safetensors/../x"]') end, "which is not the name" },
 }
 
 return M

@@ -105,8 +105,8 @@ function M.wrong(value, text, label, ...)
   if select("#", ...) > 0 then label = label:format(...) end
   local n = text:find "^a tensor" and tensors_in(value)
   if n then
-    errors.raise("%s is a list of %d tensor%s, expected %s; unpack it: local a, b = unpack(list)", label, n,
-      n == 1 and "" or "s", text)
+    errors.raise("%s is a list of %d tensor%s, expected %s; %s", label, n, n == 1 and "" or "s", text,
+      n == 1 and "its tensor is list[1]" or "unpack it: local a, b = unpack(list)")
   end
   errors.raise("%s is %s, expected %s%s", label, errors.kind(value), text,
     (label:find "option" or text == "a tensor") and "" or M.by_position(value))
