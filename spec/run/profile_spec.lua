@@ -64,7 +64,7 @@ describe("the profile of a step", function()
   end)
 
   for _, world in ipairs { 1, 2, 3 } do
-    it(("of %d ranks names the unit that is waited for, and the layers"):format(world), function()
+    it(("of %d ranks names the unit that is waited for, and the layers #timed"):format(world), function()
       local folder = process.temp_folder()
       finally(function() process.remove_folder(folder) end)
       local job = ranks.run(world, ([[

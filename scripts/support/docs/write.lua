@@ -162,7 +162,7 @@ local function write_page(page)
   end
   for _, section in ipairs(page.sections) do
     if #section.entries > 0 then
-      if #page.sections > 1 then
+      if #page.sections > 1 and section.title ~= "" then
         lines[#lines + 1] = "## " .. section.title
         lines[#lines + 1] = ""
       end
