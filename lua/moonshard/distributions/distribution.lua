@@ -12,6 +12,7 @@ local errors = require "moonshard.core.errors"
 local guards = require "moonshard.core.methods"
 local misspelt = require "moonshard.core.misspelt"
 local opts = require "moonshard.core.opts"
+local positions = require "moonshard.tensor.positions"
 local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.sizes"
 local support = require "moonshard.distributions.support"
@@ -72,13 +73,8 @@ Distribution._part = part
 
 -- The shape to which two shapes broadcast; nil if they do not.
 local function joint(a, b)
-  local n, out = math.max(#a, #b), {}
-  for d = 1, n do
-    local x, y = a[d - n + #a] or 1, b[d - n + #b] or 1
-    if x ~= y and x ~= 1 and y ~= 1 then return nil end
-    out[d] = x == 1 and y or x
-  end
-  return shape(out)
+  local sizes = positions.broadcast { a, b }
+  return sizes and shape(sizes)
 end
 Distribution._joint = joint
 

@@ -64,26 +64,34 @@ end
 
 -- ---- masks ----------------------------------------------------------------------------------------
 
+--- The shape to which shapes broadcast; nil if they do not.
+---@param list integer[][]
+---@return integer[]?
+function M.broadcast(list)
+  local n, out = 0, {}
+  for _, shape in ipairs(list) do n = math.max(n, #shape) end
+  for d = 1, n do
+    out[d] = 1
+    for _, shape in ipairs(list) do
+      local size = shape[d - n + #shape] or 1
+      if size ~= 1 and out[d] ~= 1 and size ~= out[d] then return nil end
+      if out[d] == 1 then out[d] = size end
+    end
+  end
+  return out
+end
+
 --- The shape to which tensors broadcast.
 ---@param who string  the function's name in messages
 ---@param list Tensor[]  shapes that broadcast
 ---@return integer[]
 function M.joint_shape(who, list)
-  local n, out = 0, {}
-  for _, t in ipairs(list) do n = math.max(n, #t.shape) end
-  for d = 1, n do
-    out[d] = 1
-    for _, t in ipairs(list) do
-      local size = t.shape[d - n + #t.shape] or 1
-      if size ~= 1 and out[d] ~= 1 and size ~= out[d] then
-        local texts = {}
-        for k, u in ipairs(list) do texts[k] = tostring(u.shape) end
-        errors.raise("%s: shapes %s do not broadcast", who, table.concat(texts, " and "))
-      end
-      if out[d] == 1 then out[d] = size end
-    end
-  end
-  return out
+  local sizes = {}
+  for k, t in ipairs(list) do sizes[k] = t.shape end
+  local joint = M.broadcast(sizes)
+  if joint then return joint end
+  for k, shape in ipairs(sizes) do sizes[k] = tostring(shape) end
+  errors.raise("%s: shapes %s do not broadcast", who, table.concat(sizes, " and "))
 end
 
 local function check_mask(who, mask)
