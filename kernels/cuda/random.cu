@@ -51,8 +51,8 @@ static __device__ inline void draw_integers(const draw &d, const rng &r, int64_t
 }
 
 // The index of the first of a thread's WIDE elements. If out[0] is at an odd position of the whole tensor, the index is
-// one lower, so the first thread begins at -1: out[0] uses the second half of its block of words, and nothing the
-// first.
+// one lower, so the first thread begins at -1: out[0] uses the second half of its block of words, and the first
+// half is unused.
 static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {

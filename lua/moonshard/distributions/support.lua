@@ -59,7 +59,7 @@ M.weights = new("numbers from 0 with a sum above 0", 1, function(x)
 end)
 
 --- Constraint of a vector of logits: -inf masks a class.
-M.logits = new("numbers below inf, one of which is above -inf (-inf masks a class)", 1, function(x)
+M.logits = new("numbers below inf, at least one of them above -inf (-inf masks a class)", 1, function(x)
   return x:lt(math.huge):all(-1):logical_and(x:gt(-math.huge):any(-1))
 end)
 

@@ -153,13 +153,10 @@ function M.wrap_as(cls, id)
   return t
 end
 
--- Functions whose operands may also be numbers, by name: for the message about other values.
-local or_a_number = {}
-M.or_a_number = or_a_number
-
+M.or_a_number = {}          -- functions whose operands may also be numbers, by name: for the message about other values
 local function not_a_tensor(x, who, what)
-  opts.wrong(x, or_a_number[who] and "a tensor or a number" or "a tensor", "%s: %s", who or "tensor",
-    what or "argument")
+  local kind = M.or_a_number[who] and "a tensor or a number" or "a tensor"
+  opts.wrong(x, kind, "%s: %s", who or "tensor", what or "argument")
 end
 
 --- The id of a tensor argument; raises for any other value. who, what: the function and the argument that the message
