@@ -112,8 +112,8 @@ end
 
 --- The plot as lines of text: braille and blocks, or ASCII where the locale is not UTF-8.
 ---@param given? {columns: integer, rows: integer, ascii: boolean}
----   columns: width in characters; a heat map cuts, numbers or leaves out what has no room; rows: height of a line,
----   scatter or histogram plot; ascii: use ASCII characters only
+---   columns: width in characters; labels and values of a heat map for which this is too narrow are cut, numbered or
+---   left out; rows: height of a line, scatter or histogram plot; ascii: use ASCII characters only
 ---@return string
 function Plot:text(given)
   local o = opts("plot:text", given, { columns = opts.option(opts.whole_from(20), 72),

@@ -207,8 +207,8 @@ local function values_of(plot, out, left, top, width, height)
   end
 end
 
--- The height for the labels below columns of a width, at most `most`; and whether they are slanted, as they need where
--- one is wider than its column.
+-- The height of the labels below columns that are `width` wide; and whether they are slanted, which they are if one is
+-- wider than its column. most: the largest height of slanted labels.
 local function room_of(labels, width, most)
   if not labels then return 16, false end
   local longest = 0

@@ -245,9 +245,9 @@ end
 
 local LEAST = 3                         -- the least number of characters that a label is cut to
 
--- The cells as lines with labels, values or both, and the lines of a legend. Where `columns` has no room for that,
--- labels are cut; then numbers stand for them; then shades for the values; then the cells are bare shades. The third
--- result is the number of columns that shows the values, if they are left out.
+-- The cells as lines with labels, values or both, and the lines of a legend. If these are wider than `columns`, labels
+-- are cut; then numbers stand for them; then shades for the values; then the cells are bare shades. The third result is
+-- the width at which nothing is left out; nil if nothing is.
 local function labelled(plot, columns, ascii)
   local o, rows = plot.options, plot.rows
   local names, rule, count, ramp = cleaned(o.row_labels), cleaned(o.column_labels), #rows[1], ascii and LETTERS or BLOCKS

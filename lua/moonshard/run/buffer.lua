@@ -102,7 +102,7 @@ end
 
 local ZERO, POINT, MINUS = 48, 46, 45
 
--- Appends a number above 0 that is not whole, as printf's %.9g writes it.
+-- Appends a number above 0 in the form of printf's %.9g.
 local function put_fraction(self, x)
   local e = floor(log10(x))
   if e < -280 or e > 280 then return self:text(("%.9g"):format(x)) end

@@ -445,7 +445,7 @@ function Checkpoint:state(objects)
   return values or error(err, 0)
 end
 
---- Gives the entries of the option `state` their contents.
+--- Restores the objects and tables of the option `state` from the checkpoint.
 ---@param model Module  with the shapes of the checkpoint
 ---@param objects? table<string, any>
 function Checkpoint:load_state(model, objects)

@@ -72,7 +72,6 @@ local function give_up(self, err)
   log.warn_once(("run: metrics.csv of '%s' is no longer written: %s"):format(self.folder, err))
 end
 
--- Writes the whole file, and keeps it open for more rows.
 local function rebuild(self)
   if self.file then self.file:close() end
   self.columns, self.known = columns_of(self.folder)

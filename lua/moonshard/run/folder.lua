@@ -298,9 +298,8 @@ local function repeats(object, text)
   return true
 end
 
--- Lines of the step after which the run continues stay, because a script may have logged them for good. Those whose
--- values a script logs again, for example because it validates after the loop, move to superseded.jsonl. Returns
--- whether any line moved.
+-- Moves to superseded.jsonl those lines of the step after which the run continues whose values the script logs again,
+-- for example because it validates after the loop. The other lines of that step stay. Returns whether any line moved.
 local function supersede(self, object)
   local again, path = self.again, self.path .. "/metrics.jsonl"
   local moved, kept, keep, k = {}, {}, again.from, 0
@@ -386,7 +385,7 @@ function Folder:put(name, text)
   return written(self, into or name, ok, err)
 end
 
---- Appends a text to samples.txt or another file of this form. A new run does not write to another run's file.
+--- Appends a text to the file NAME.txt of the folder. A new run does not append to a file that another run made.
 ---@param step integer  the step that the text belongs to
 ---@param text string  the text
 ---@param name? string  name of the file, without .txt (default: "samples")

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Methods of tensors that are functions of ms, too, with the tensor as first argument: `ms.exp(x)` is `x:exp()`.
---- Activations that are not in the list are functions of nn.F alone.
+--- Activations that are not in the list are functions of nn.F, but not of ms.
 local tensor = require "moonshard.tensor"
 require "moonshard.tensor.functions"
 require "moonshard.tensor.products"

@@ -8,7 +8,8 @@ local opts = require "moonshard.core.opts"
 local lib, text = engine.lib, engine.ffi.string
 local functions = {}
 
---- The index of a device that a function `who` was given: an index, a name, or nil for the current one.
+--- The index of a CUDA device. i: an index, a name, or nil for the current device; who: the function that was called,
+--- for messages.
 local function checked(i, who)
   if i == nil then i = dtypes.cuda_device() end
   if type(i) == "string" then

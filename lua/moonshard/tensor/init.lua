@@ -191,7 +191,8 @@ local refused_call = function() return false end
 function M.on_refused_call(fn) refused_call = fn end
 
 -- Runs an operator of which an argument is an instance of a tensor class: by the class's dispatch, or on the inner
--- tensors. n: the number of tensors; f: the operator's number, or nil. Returns the result's id; nil without instances.
+-- tensors. n: the number of tensors; f: the number that is the operator's last argument, or nil. Returns the result's
+-- id; nil without instances.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
   local args, a_in = engine.args, engine.a_in

@@ -410,7 +410,7 @@ end
 ---@param what string|Tensor|{ device: string, dtype: string, non_blocking: boolean }  name of a dtype, name of a device, a table with both names, or a tensor whose dtype and device to take
 ---@param and_dtype? string|{ non_blocking: boolean }  a dtype, if the first argument is a device
 ---@param given? { non_blocking: boolean }  also in place of the second argument. non_blocking: accepted for PyTorch's
----   sake, without effect (default: false): a copy of pinned memory to a GPU is queued (see pin_memory)
+---   scripts, without effect: copies of pinned memory to a GPU are always queued (see pin_memory)
 ---@return Tensor
 function methods.to(t, what, and_dtype, given)
   local dtype, device

@@ -204,7 +204,7 @@ end
 position.counts_in(M.steps)
 
 --- An iterator whose iterations are scopes, as those of M.steps: each begins with begin(), whose results are the loop's
---- values. The first nil ends the loop.
+--- values. If the first of them is nil, the loop ends.
 ---@param begin fun(): any
 ---@return fun(): any
 ---@return table

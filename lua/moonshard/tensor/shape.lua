@@ -118,7 +118,6 @@ function methods.t(t)
   return methods.transpose(t, 1, 2)
 end
 
--- The fields T and mT.
 function getters.T(t) return methods.t(t) end
 function getters.mT(t)
   local n = info_of(t).ndim

@@ -67,8 +67,8 @@ local function option_texts(runs, name)
   return texts
 end
 
--- The names of the options, with ranks and seed, in which the runs differ; other facts about the start, and the option
--- `out`, cannot change results.
+-- The names of the options, with ranks and seed, in which the runs differ; without the other facts about their starts
+-- and without the option `out`.
 local function options_that_differ(runs)
   local fact, names, list = { sessions = true, from_step = true, out = true }, {}, {}
   for _, name in ipairs(environment.names) do fact[name] = true end

@@ -14,7 +14,7 @@ local M = {}
 ---@class LRRange
 ---@field lr number[]  the learning rate of each step
 ---@field loss number[]  the loss of each step, smoothed
----@field suggestion number  where the smoothed loss falls fastest
+---@field suggestion number  the learning rate at which the smoothed loss falls fastest
 local LRRange = { __name = "LRRange" }
 LRRange.__index = LRRange
 
@@ -100,8 +100,8 @@ function M.lr_range_test(optimizer, step, given)
     errors.raise("lr_range_test: in step %d the loss was not finite, or exceeded %g times its lowest value; begin below %g",
       #result.lr + 1, o.stop, o.from)
   end
-  -- The slope at a step: the difference of the losses a tenth of the steps after and before it. The first and last
-  -- tenth have none; the loss of the first depends on the batches more than on the rate.
+  -- The slope at a step is the difference of the losses a tenth of all steps after and before it. So the first and the
+  -- last tenth have none; the losses of the first tenth depend on the batches more than on the learning rate.
   local n = #result.lr
   local span = math.max(1, math.floor(n / 10))
   local steepest = 0

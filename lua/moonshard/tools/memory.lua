@@ -66,8 +66,8 @@ end
 
 local now, at_peak = ffi.new "ms_memory", ffi.new "ms_memory"
 
--- Takes a snapshot of a device in one call (the last one, whose records fit), because the collector may free memory
--- between two calls. Returns the engine's records with their places.
+-- Takes a snapshot of a device's memory, with the lines of each record. One call of the engine fills `now`, `at_peak`
+-- and all records, because the garbage collector may free memory between two calls; it is repeated until they fit.
 local function stacks_of(device)
   local room, list = 64, {}
   local n, records

@@ -87,7 +87,8 @@ local function is_vector(a, b)
   return true
 end
 
--- given: b as the script gave it.
+-- Raises unless the matrices a are square and b has as many rows (d = 2) or columns (d = 1) as they. given: b as the
+-- script gave it.
 local function check_rows(who, a, b, d, given)
   if a.shape[#a.shape] ~= a.shape[#a.shape - 1] then
     errors.raise("%s: A has shape %s, expected square matrices: the last two dimensions equal", who, tostring(a.shape))

@@ -130,7 +130,7 @@ function M.memory(line)
     end
   end
   local rate = copy_rate()
-  -- Every processor of the last ten years copies faster with one thread.
+  -- One thread usually copies faster on a processor of the last ten years.
   if rate < 4e9 then
     line("slow", "copies", read.bytes(rate) .. "/s, read and written",
       "end other busy processes; virtual machines on one host share its memory bandwidth")

@@ -89,7 +89,7 @@ function M.absolute(path)
   return text
 end
 
---- The free space that users may fill in a file system, and its size, in bytes.
+--- The space that users without privileges may still fill in a file system, and its size, in bytes.
 ---@param path string  a file or folder in it
 ---@return number? free
 ---@return number? size
