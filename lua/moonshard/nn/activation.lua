@@ -173,7 +173,7 @@ function Threshold:extra_repr() return ("%g, %g"):format(self.limit, self.value)
 local PReLU = Module:extend("PReLU")
 
 ---@param n? integer  number of weights: 1, or the channels of the input (default: 1)
----@param given? { init: number, dtype: string, device: string }  init: their first value (default: 0.25)
+---@param given? { init: number, dtype: string, device: string }  init: first value of the weights (default: 0.25)
 function PReLU:init(n, given)
   if opts.is(n) then n, given = nil, n end
   local o = opts("PReLU", given, { init = 0.25, dtype = opts.string, device = opts.string })

@@ -127,7 +127,7 @@ function M.swiglu(x, d)
   return ops.silu(gate) * values
 end
 
--- The value of lambda: a number from 0.
+-- lambda, checked to be a number from 0; 0.5 if it is nil.
 local function margin(value, who)
   if value == nil then return 0.5 end
   return opts.expect(value, opts.number_from(0), "%s: lambda", who)

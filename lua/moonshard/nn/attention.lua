@@ -101,7 +101,8 @@ end
 -- Blocks k .. k + n - 1 of the packed projection, each with d rows.
 local function part(t, k, n, d) return t and t:narrow(1, (k - 1) * d + 1, n * d) end
 
--- The three projections [..., d]. Equal inputs share one matrix product.
+-- The three projections [..., d]. With one packed weight, inputs that are the same tensor (all three, or key and value)
+-- share one matrix product.
 local function project(self, q, k, v)
   local slots, d = self._slots, self.d
   local w, b = slots.in_proj_weight, slots.in_proj_bias

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Sequential, ModuleList, ModuleDict. The first two keep their children as array elements, so that Lua's own `#list`,
---- `ipairs(list)` and `list[i]` work. Elements are therefore checked when they are listed or called, not when `list[i]
---- = x` replaces one.
+--- `ipairs(list)` and `list[i]` work. Lua does not report an assignment to an existing element, so elements are checked
+--- when the children are listed, for example by parameters().
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

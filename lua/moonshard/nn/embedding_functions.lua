@@ -83,7 +83,7 @@ function M.rotary_embedding(x, given)
   end
   local T, half, sizes = x:size(-2), x:size(-1) / 2, { unpack(x.shape) }
   return scope.scope(function()
-    -- Angles of half types would be wrong by whole turns, so they are float32 at least.
+    -- Large angles rounded to float16 or bfloat16 would be off by radians, so they are float32 at least.
     local kind = { dtype = x.dtype == "float64" and "float64" or "float32", device = x.device }
     local rates = (create.arange(half, kind) * (-math.log(o.base) / half)):exp()
     local angles = (create.arange(T, kind) + o.offset):unsqueeze(2) * rates

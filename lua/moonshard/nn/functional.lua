@@ -25,15 +25,12 @@ function F.linear(x, w, b) return ops.linear(x, w, b) end
 
 -- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with the flag ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
--- Activations that have arguments or are made of other operators.
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
--- Layers that are made of other operators.
 for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions", "image_functions",
   "sampling_functions" } do
   for name, fn in pairs(require("moonshard.nn." .. file)) do F[name] = fn end
 end
 for name, fn in pairs(require("moonshard.nn.conv_functions").F) do F[name] = fn end
--- Losses and distances that are made of other operators.
 for name, fn in pairs(require "moonshard.nn.loss_functions") do F[name] = fn end
 F.ctc_loss = require "moonshard.nn.ctc".ctc_loss
 
@@ -361,7 +358,8 @@ local function widen(t, n)
   return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
 end
 
--- Whether only the width of v differs from that of q and k. The operator refuses other differences.
+-- Whether q, k and v fit, except that v's last dimension has another size. The operator itself refuses all other
+-- differences.
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim

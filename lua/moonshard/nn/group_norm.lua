@@ -10,7 +10,6 @@ local running_stats = require "moonshard.nn.running_stats"
 
 local a_tensor, raise = require("moonshard.tensor").a_tensor, errors.raise
 
--- Sets weight to 1 and bias to 0.
 local function reset_affine(self)
   if self.weight then init.ones_(self.weight) end
   if self.bias then init.zeros_(self.bias) end

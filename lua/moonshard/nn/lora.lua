@@ -117,7 +117,6 @@ local function class_for(cls, kind)
   return out
 end
 
--- Gives a layer adapters.
 local function adapt(m, kind, o)
   local weight = m.weight
   local A, B = kind.shapes(weight, o.rank)

@@ -45,8 +45,8 @@ end
 local function weighted(loss, weight) return weight == nil and loss or loss * weight end
 local optional_tensor = opts.kind("a tensor", tensor.is_tensor)
 
--- Makes a loss with a weight of each element. The mean is that of the weighted losses, divided by the weights' sum
--- instead of their number if `by_sum`. plain: computes the loss without weights.
+-- Makes a loss with a weight of each element. With `by_sum` the mean is the sum of the weighted losses divided by the
+-- sum of the weights, otherwise by the number of elements. plain: computes the loss if no weight is given.
 local function weighted_elementwise(who, spec, fn, by_sum, plain)
   spec.weight, spec.reduction = optional_tensor, reduction
   return function(input, target, given)
@@ -115,7 +115,7 @@ local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1),
 function M.huber_loss(input, target, given) return huber(input, target, given) end
 
 -- Raises if an element is not a number from 0 to 1. Only on the CPU: on a GPU the host would wait for the values. Not
--- while a step is captured either, as the value belongs to that run only.
+-- while a step is captured either, because such a step must not read values.
 local function check_probabilities(t, what)
   if t.device ~= "cpu" or t.dtype == "bool" or t.placements or t.id < 0 or t:numel() == 0 or capture.active() then return end
   local plain = t:detach()

@@ -92,7 +92,6 @@ local function list_of_lengths(who, lengths, n, most)
   return lengths
 end
 
--- The largest element of a list.
 local function largest(list)
   local most = 0
   for _, x in ipairs(list) do most = math.max(most, x) end

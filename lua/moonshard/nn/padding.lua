@@ -4,7 +4,8 @@ local functions = require "moonshard.nn.image_functions"
 local opts = require "moonshard.core.opts"
 local Module = require "moonshard.nn.module".Module
 
--- A layer that pads the last n dimensions. mode: that of F.pad; valued: the layer has a value.
+-- A layer that pads the last n dimensions. mode: that of F.pad; valued: the constructor takes the value of the new
+-- elements.
 local function padding_class(name, n, mode, valued)
   local cls = Module:extend(name)
   ---@param padding integer|integer[]

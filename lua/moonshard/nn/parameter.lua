@@ -14,7 +14,7 @@ local a_tensor = tensor.a_tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 ---   t: gives storage, shape, dtype and device; requires_grad: gets a gradient
 local Parameter = tensor.subclass("Parameter")
-Parameter.__unscoped = true           -- never belongs to a scope
+Parameter.__unscoped = true
 Parameter.__param = true
 
 -- Makes a new leaf on t's storage; t itself keeps its id and graph.

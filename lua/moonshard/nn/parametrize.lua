@@ -31,7 +31,6 @@ local function originals(self)
   return list
 end
 
--- Computes the parameter.
 function List:compute()
   local list = originals(self)
   local value = self[1](unpack(list))

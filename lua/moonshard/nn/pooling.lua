@@ -89,7 +89,7 @@ local AvgPool3d = windows_class("AvgPool3d", "avg", 3, windows.avg_pool)
 
 -- ---- adaptive ---------------------------------------------------------------------------------------
 
--- A layer whose output has a fixed size. indices: whether it can return positions.
+-- A layer that chooses its windows by the size of the output. indices: whether it can return positions.
 local function adaptive_class(name, dims, run, indices)
   local cls = Module:extend(name)
   local function init(self, size) self.size = windows.output_sizes(name, size, dims) end

@@ -143,7 +143,7 @@ local function columns(who, op, x, o, size)
   return wrap(call(op, x))
 end
 
--- The number of windows along both dimensions of an image.
+-- The numbers of windows along the height and the width of an image.
 local function places(who, o, height, width)
   local list = {}
   for d, n in ipairs { height, width } do

@@ -149,7 +149,7 @@ function Module._name_faults(missing, unexpected)
   return faults
 end
 
---- Raises what is wrong with a state dict that is loaded.
+--- Raises an error that lists the faults of a state dict.
 ---@param faults string[]  lines of the message
 function Module._refuse_state(self, faults)
   raise("Error(s) in loading state_dict for %s:\n\t%s", self:class_name(), concat(faults, "\n\t"))

@@ -12,7 +12,7 @@ local is_tensor = tensor.is_tensor
 
 local M = {}
 
-local room, ids = 0, nil         -- the array of ids is reused; room: its size, which grows to the longest list
+local room, ids = 0, nil         -- room: the size of the array of ids, which later calls reuse
 local norm_options = { norm_type = 2 }
 
 --- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =
@@ -25,7 +25,7 @@ local norm_options = { norm_type = 2 }
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
-  -- A list may have a metatable, as ParameterList has; a container of modules has elements, too.
+  -- A list of tensors may have a metatable. A container of modules has elements, too, but they are not tensors.
   if not opts.is_plain(params) and not (type(params) == "table" and is_tensor(params[1])) then
     opts.wrong(params, "a list of tensors" .. (type(params) == "table" and "; write model:parameters()" or ""),
       "clip_grad_norm_: argument 1")
