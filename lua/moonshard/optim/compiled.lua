@@ -88,7 +88,7 @@ function M.settle(self)
   if last.flag:read() ~= 0 then
     for _, c in ipairs(last) do
       ffi.copy(c.steps, c.before, ffi.sizeof "double" * c.n)
-      c.young = true                    -- if the step was the first of a leaf, its state is still to be made
+      c.young = true                    -- a leaf whose first step was skipped has no state yet
     end
   end
   self._undecided = nil

@@ -119,7 +119,7 @@ function M.cyclic(optimizer, given)
   if o.cycle_momentum then need_momentum("cyclic", optimizer) end
   local total = o.step_size_up + down
   local ratio = o.step_size_up / total
-  -- The height of the triangles at step t, from 0 to 1.
+  -- The height of the triangles at step t: the learning rate's share of the way from base_lr to max_lr.
   local function height(t)
     local cycle = math.floor(1 + t / total)
     local x = 1 + t / total - cycle
