@@ -61,7 +61,7 @@ function M.free(buckets)
 end
 
 --- Registers fn(ok), to be called once: with true when all reductions of the iteration have succeeded, with false when
---- the iteration was given up. A hook changes its own state only then, so that a step that failed leaves no trace.
+--- the iteration was given up. Hooks commit or restore their own state in fn, so that a failed step does not change it.
 ---@param fn fun(ok: boolean)
 function Bucket:on_end(fn)
   self.ends = self.ends or {}
@@ -133,8 +133,8 @@ function Bucket:launch(group, world, hook, state)
   end
 end
 
---- Waits for the reduction; afterwards `flat` contains the result. Raises if a hook's result is not a tensor of flat's
---- size.
+--- Waits for the reduction; afterwards `flat` contains the result. Raises if a hook's result is neither nil nor a
+--- tensor of flat's size.
 function Bucket:finish(hook)
   local value = self.work
   self.work = nil

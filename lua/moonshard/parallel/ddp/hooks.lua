@@ -12,7 +12,6 @@ local flat_of = require "moonshard.parallel.ddp.flat"
 
 local M = {}
 
--- Waits for a hook's return value. Returns the resulting tensor, or nil if the result is in bucket.flat.
 local function result_of(value)
   if type(value) == "table" and value.wait then return (value:wait()) end
   return value
@@ -134,7 +133,6 @@ function M.hook_then_optimizer(hook, make, params)
   end
 end
 
--- Hooks that are in other files.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end
 end

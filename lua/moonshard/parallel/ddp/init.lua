@@ -161,8 +161,8 @@ function DDP:init(m, given)
   for k, p in ipairs(params) do
     if late[p] then st.late[#st.late + 1] = k end
   end
-  -- After the first iteration, buckets are rebuilt in the order in which gradients arrived, so one bucket suffices
-  -- until then. With find_unused_parameters buckets are not rebuilt.
+  -- After the first iteration, buckets are rebuilt in the order in which gradients arrived, so one bucket for each
+  -- dtype and device suffices until then. With find_unused_parameters buckets are not rebuilt.
   set_buckets(st, order, st.find_unused and st.limits or { math.huge })
   if delayed then delayed:prepare(st.reduce_dtype) end
   reducer.hook_parameters(st)

@@ -8,7 +8,7 @@
 --- Q is that of the previous iteration, or random and equal on all ranks. P = M Q is summed over ranks and
 --- orthonormalized, Q = Mᵀ P is averaged, and the gradient becomes P Qᵀ. The approximation error of a rank's own
 --- gradient is added to its next gradient. Vectors, and matrices that would not shrink by min_compression_rate, are
---- averaged uncompressed, in one collective.
+--- averaged uncompressed, in one collective per bucket.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"

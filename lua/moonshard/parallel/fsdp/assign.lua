@@ -22,7 +22,7 @@ local function unit_handle(p) return lib.ms_unit_of(p.id < 0 and tensor.inner(p)
 --- Allocates memory for tensors that are on meta and that the state dict contains.
 ---@param m Module  a model with units
 ---@param device_of table<string, string>  devices of the state dict's tensors, by name
----@param strict boolean   true: allocates nothing if names are missing; the caller reports these
+---@param strict boolean  true: allocates nothing if the state dict lacks a tensor that is on meta; the caller reports it
 function M.make_room(m, device_of, strict)
   local names, values = m:_state()
   local units, order, given, plain = {}, {}, {}, {}

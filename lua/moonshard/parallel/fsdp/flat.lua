@@ -143,7 +143,6 @@ function M.unit_of(p)
   return unit and unit.classic and unit or nil
 end
 
---- Whether p is a Parameter.
 function M.is_parameter(p) return class.isa(p, Parameter) end
 
 return M
