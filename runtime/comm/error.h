@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 // Publishes `text`, an error of this rank that the script may survive: peers that wait in its collectives raise it.
-// since: ms__comm_epoch() when the work began. backward: the work was an outermost backward.
+// since: ms__comm_epoch() when the failed work began. backward: that work was an outermost backward.
 void ms__comm_publish_error(const char *text, uint64_t since, bool backward);
 // The number of published errors that this rank has met. After this number has grown, ranks may have left the same work
 // at different points: state that decides what is communicated next must be made equal again.

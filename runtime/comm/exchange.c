@@ -243,7 +243,7 @@ int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_l
     return 0;
 }
 
-// Whether two members are at different places whose order is unknown. The two branches of one `if` do not count.
+// Whether two members are at different places in the script. The two branches of one `if` count as one place.
 static bool are_apart(const ms_resumption *a, const ms_resumption *b)
 {
     for (int k = 0; k < MS_MAX_NESTED; k++) {
@@ -277,7 +277,7 @@ typedef struct {
     // turns, known: the latest values of `turns` and `ahead` of ms_group that a member knows
     int turns, known;
     bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind
-    bool apart;          // some members are at different places whose order is unknown
+    bool apart;          // some members are at different places (are_apart)
     // refused: some member's call failed its argument checks or has no place; same: all requests are equal
     bool refused, same;
     ms_resumption furthest;  // the place of the member that is ahead
@@ -452,7 +452,7 @@ static bool decide(ms_coll *c, bool go)
     return was & 1;
 }
 
-// Waits until all members on this node have completed the collective with this number in this ring entry.
+// Waits until all members on this node have completed collective `number`, which has the ring entry of c.
 static ms_status wait_done(ms_waiter *w, uint64_t number)
 {
     ms_coll *c = w->c;

@@ -3,9 +3,9 @@
 //
 // The ranks of a node share a *control memory*: a board (the state of every rank), staging windows, and for every group
 // a ring of slots per member. The collectives of a group are counted by `seq`, from 0 in each epoch; each uses entry
-// seq % RING of every member's ring. Only the member itself writes its slot: a fingerprint, the places of its input and
-// output, a small payload, and finally `ready`. The group's leader on this node copies the slots of members on other
-// nodes into their slots here, so waiting ranks read local slots only.
+// seq % RING of every member's ring. Only the member itself writes its slot, apart from `commit`: a fingerprint, the
+// places of its input and output, a small payload, and finally `ready`. The group's leader on this node copies the
+// slots of members on other nodes into their slots here, so waiting ranks read local slots only.
 //
 // A collective's `number` is (epoch << 32) + seq + 1: it increases with every collective of the group, also across
 // epochs. Messages show the lower 32 bits.
@@ -70,10 +70,10 @@ typedef struct {
     uint8_t op, dtype, reduction, text_only;  // text_only: do not compare unit and model
     int32_t root;                             // world rank, or -1
     uint64_t count;                           // number of elements
-    uint64_t agreed;                   // hash of pieces, scale, shape (if the script chose it) and the caller's value
-    uint64_t part;                     // hash of the part of the unit that is communicated; 0: the whole unit
-    int64_t step;                      // number of the step of ms.steps; -1: none
-    ms_resumption resumed;             // zero unless the call follows an error
+    uint64_t agreed;        // hash of ms_request.agreed, `native`, pieces or parts, scale, the script's shape
+    uint64_t part;          // hash of the part of the unit that is communicated; 0: the whole unit
+    int64_t step;           // number of the step of ms.steps; -1: none
+    ms_resumption resumed;  // zero unless the call follows an error
     char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in messages
     bool askable;                      // the call can be repeated with the script's place in `resumed`
     uint32_t model;                    // distinguishes models whose units have equal names
@@ -178,7 +178,7 @@ struct ms_group {
     double id;
     int n, me;         // me: this rank's member number; -1 if it is not a member
     int *ranks;        // world ranks, in the order of the group
-    bool far, single;  // far: has members on several nodes; single: has at most one on each node
+    bool far, single;  // far: has members on other nodes; single: has at most one on each node
     int leader;        // the first member on this node
     ms_slot *slots;
     ms_head *heads;
@@ -253,7 +253,7 @@ typedef struct ms_coll {
     ms_tensor *keep[2];  // the request's input and output, retained
     atomic_bool raised;  // failed because of a published error
     bool mismatched;     // the calls differ: the collective fails on every member, so no error is published
-    bool again;          // the peer's call has failed: run again, to match the peer's next call
+    bool again;          // c is issued again, because a peer's call has failed: it is to match the peer's next call
     bool asking;         // only some members sent their places in the script: all run again
     struct ms_far *far;  // set on the leader: messages that exchange ready slots with other nodes
     ms_coll_gpu gpu;
@@ -359,7 +359,7 @@ typedef struct {
     // checked: the latest check of the peers, 0: none.
     int64_t begun, now, last, checked;
     int polls;
-    bool committed;  // the collective is committed
+    bool committed;
     uint64_t round;  // staged moves: the round that this rank has reached
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
@@ -390,7 +390,7 @@ void ms__comm_refused(const char *text);  // as ms__comm_raised, for a call that
 // Engine thread: records where the member that is furthest ahead stands, when a call fails because this rank is behind.
 void ms__comm_behind(const ms_resumption *furthest);
 void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
-// Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.
+// Engine thread: counts the published errors up to `number` as met, and forgets the script's position.
 void ms__comm_settled(uint64_t number);
 // Whether a peer cannot complete what all ranks have begun: an error was published since `epoch` and the job is ending.
 // An error alone does not show that: the peer may have failed in a later call.
@@ -447,7 +447,7 @@ static inline bool is_rooted(int op) { return ROW(op)->reads == THE_ROOT || ROW(
 // The root's member number in g; -1 if the operation has no root or the root is not a member.
 int ms__coll_root(const ms_group *g, int op, int root);
 ms_status ms__coll_make(const ms_request *r, ms_coll **out);
-void ms__coll_not_inline(ms_coll *c);  // for an input that is not sent with the ready flag after all
+void ms__coll_not_inline(ms_coll *c);  // clears c->inline_: the input is not sent in the slot's payload after all
 
 // ---- comm.c: issuing ----
 ms_coll *ms__coll_new(int op);  // zeroed; NULL with the error set

@@ -8,7 +8,7 @@
 // A rank queues its collectives in the order in which its script issued them, over all groups and streams: a GPU runs
 // them in that order, and ranks with different orders would wait for each other. So a collective waits for its turn.
 //
-// The library adds in an order of its own. Half types are added in float32 and rounded once, like on the CPU, unless
+// The library adds in an order of its own. Half types are added in float32 and rounded once, as on the CPU, unless
 // the script has chosen the dtype of the reduction: then the library also computes a mean of half types. Scales and all
 // other means are computed after the sum.
 #include <pthread.h>
@@ -141,7 +141,7 @@ ms_status ms__native_split(ms_group *g)
 {
     ms_gpu_group *whole = ms__group_world()->gpu, *part = NULL;
     if (!whole || g->n == 1) return MS_OK;
-    while (!is_empty()) {  // the world's communicator may be used by one call at a time
+    while (!is_empty()) {  // only one call at a time may use the world's communicator
         MS_TRY(ms__check_interrupt());
         ms__nap(20 * 1000);
     }
@@ -423,7 +423,7 @@ ms_status ms__native_move(ms_waiter *w)
         st = r == MS_GPU_DONE ? pause_in(w) : meet(w, r, text);
     }
     if (reached < 0 && st == MS_OK) st = fail(w, ms_error());
-    if (st == MS_OK) {  // the GPU also passes a collective that was given up, because a peer aborted the communicator
+    if (st == MS_OK) {  // after a peer has aborted the communicator, `end` completes although the data is incomplete
         ms_gpu_result r = library()->poll(c->g->gpu, text, sizeof text);
         if (r != MS_GPU_DONE) st = meet(w, r, text);
     }

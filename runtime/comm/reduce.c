@@ -225,7 +225,7 @@ void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *
                  (dtype == MS_F32 || ms__is_half(dtype));
     for (size_t i = 0; i < n; i += TILE) {
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
-        // Compute into the first destination, unless it may be a source that is read later.
+        // The result of more than two sources goes through `out` if a destination is one of them.
         char *result = n_src > 2 && in_place ? out : dst[0] + at;
         if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
             ms__acc_load(acc, src[0] + at, dtype, k);

@@ -6,7 +6,7 @@
 #include "device/capture.h"
 
 // Name; kind; the ranks that read the input; the ranks that write the output; the stream of a script's asynchronous
-// call.
+// call. A rank waits only for the storages of tensors that it reads or writes.
 const ms_coll_row ms__coll_rows[OPS] = {
     [OP_BARRIER] = { "barrier", IN_PAYLOAD, EVERY_RANK, NO_RANK, MS_STREAM_COMPUTE },
     [OP_ALL_REDUCE] = { "all_reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, EVERY_RANK, MS_STREAM_REDUCE },
@@ -14,7 +14,6 @@ const ms_coll_row ms__coll_rows[OPS] = {
                         MS_STREAM_GATHER },
     [OP_REDUCE_SCATTER] = { "reduce_scatter", REDUCES | CUT | IN_PAYLOAD | IN_BLOCK, EVERY_RANK, EVERY_RANK,
                             MS_STREAM_REDUCE },
-    // A rank does not wait for the storage of a tensor that it neither reads nor writes.
     [OP_BROADCAST] = { "broadcast", IN_PLACE | IN_PAYLOAD, THE_ROOT, THE_OTHERS, MS_STREAM_REDUCE },
     [OP_REDUCE] = { "reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
     [OP_GATHER] = { "gather", SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
@@ -33,7 +32,7 @@ int ms__coll_root(const ms_group *g, int op, int root)
 
 // ---- the fingerprint ------------------------------------------------------------------------------
 
-// Adds a value that must be equal on all ranks to the fingerprint.
+// Adds to the fingerprint a value that must be equal on all ranks.
 static void agree_on(ms_coll *c, uint64_t value)
 {
     c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, value);

@@ -34,7 +34,7 @@ static atomic_bool leaving;  // this rank is exiting and has printed its error
 static char failure_text[2 * TEXT];
 
 enum { MS = 1000000 };
-static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's KILL
+static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's SIGKILL
 
 static bool is_here(int rank) { return ms__world.node_of[rank] == ms__world.node; }
 static int state_of(int rank) { return atomic_load(&ms__world.board->rank[rank].state); }
@@ -75,7 +75,7 @@ _Noreturn void ms__end_stay(int code)
 }
 
 // Reports the death of a rank, unless another rank has begun to; that one gets time to print, because a rank that
-// leaves makes the launcher kill all others.
+// exits makes the launcher kill all others.
 static void report_death(int rank)
 {
     if (atomic_exchange(&ms__world.board->reported, true)) ms__nap(20 * MS);

@@ -179,9 +179,9 @@ _Noreturn void ms__exit_first(int code)
     _exit(code);
 }
 
-// mpirun listens on every address of the host, for daemons on other hosts. If all ranks are on this host there are no
-// daemons; this function then binds mpirun's sockets to the loopback device. It requires the right to ptrace mpirun;
-// without it nothing changes.
+// Binds mpirun's listening sockets to the loopback device. mpirun listens on every address of the host, for daemons on
+// other hosts; to be called if all ranks are on this host, so that there are no daemons. Requires the right to ptrace
+// mpirun; without it nothing changes.
 void ms__launcher_to_loopback(void)
 {
     char path[300], to[64];

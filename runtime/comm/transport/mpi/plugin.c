@@ -38,7 +38,7 @@ static int place_segments(int ranks, char *text, size_t n)
 static void defaults(int one_node)
 {
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    // Most containers forbid CMA, and Open MPI would print warnings.
+    // Most containers forbid cross-memory attach (CMA), and Open MPI would print warnings.
     setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
     if (!one_node) return;
     setenv("OMPI_MCA_pml", "ob1", 0);
