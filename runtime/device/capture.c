@@ -11,8 +11,8 @@ enum { CHUNK = 1 << 16, ALIGN = 16 };
 typedef struct {
     void *graph;              // the CUDA graph
     ms_captured_work *after;  // the work after that of the graph
-    ms_captured_work *first;  // its first piece that has an `advance` function; `later` links the others. NULL: none
-    // The numbers (ms_fixed) of all its pieces. here: where the host writes them; there: on the device. bytes 0: none
+    ms_captured_work *first;  // first piece with an `advance` function; `later` links the others. NULL: none
+    // The numbers (ms_fixed) of all pieces. here: where the host writes them; there: on the device. bytes 0: none
     char *here;
     ms_block *there;
     size_t bytes;
@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     int index;  // of the GPU
     ms_fixed how;
-    size_t at;  // where its numbers are among those of the graph
+    size_t at;  // offset of the work's numbers (ms_fixed) among those of the graph
     ms_captured_work *later;
     graph *graph;  // the graph that begins with this work; NULL: none
 } fixed;
@@ -34,7 +34,7 @@ struct ms_captured_work {
     _Alignas(ALIGN) char arg[];
 };
 
-// Memory for pieces of work. They lie in it in the order in which they are repeated: the loop reads memory forwards.
+// Memory for pieces of work, in the order in which they are repeated, so that a repetition reads it sequentially.
 struct ms_captured_chunk {
     ms_captured_chunk *older;
     size_t used, size;
@@ -264,7 +264,7 @@ static bool make_graph(ms_captured *c, ms_captured_work *first)
     return false;
 }
 
-// Makes graphs of all sequences of two and more pieces of fixed work. Stops at the first failure: the work after it is
+// Makes graphs of all sequences of two or more pieces of fixed work. Stops at the first failure: the work after it is
 // queued piece by piece.
 static void make_graphs(ms_captured *c)
 {
@@ -274,8 +274,8 @@ static void make_graphs(ms_captured *c)
         if (same_gpu(w, w->next) && !make_graph(c, w)) return;
 }
 
-// Launches the graph that begins with w. The copy of the numbers does not wait: the driver has read them when it
-// returns.
+// Launches the graph that begins with w. The host does not wait until the numbers are on the device: the driver has
+// read them when copy returns.
 static ms_status launch_graph(ms_captured *c, const ms_captured_work *w)
 {
     const ms_cuda_table *t = ms__cuda();

@@ -57,7 +57,7 @@ struct ms_captured {
     // The random generator when the recording began, and when the current repetition began.
     uint64_t seed, offset, seed_now, offset_now;
     uint64_t draws;          // how many offsets of the random generator the step uses
-    uint64_t first_node;     // nodes of the graph with a lower sequence number are older than the step
+    uint64_t first_node;     // nodes of the tape with a lower sequence number are older than the step
     bool sends;              // the step has collectives of several ranks
     void *unless;            // train/scaler.c: the work that may skip what is being recorded; NULL: none
     bool left;               // ms_capture_leave was called: the recording is discarded

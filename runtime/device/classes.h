@@ -13,7 +13,7 @@ enum {
 
 typedef struct {
     size_t allocated, peak, reserved, peak_reserved;
-    size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: it is the rest of `allocated`
+    size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: other memory is the rest of `allocated`
 } ms_usage;
 
 // Free blocks of a captured step. Those of GPUs are in one list, `there`; `bytes` of each block is then the size for

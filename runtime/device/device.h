@@ -130,7 +130,7 @@ typedef struct {
     // Multiplies the gradients by *inverse, and stores 1 in *found if one of them is not finite. stop: that gradient
     // and those after it keep their values; the owner of each is its index. Allocates j->room as norms does.
     ms_status (*unscale)(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found, bool stop);
-    // Multiplies *scale by `bad` if *found is above 0, otherwise by `good` unless that exceeds float32.
+    // Multiplies *scale by `bad` if *found is above 0, otherwise by `good` unless the product overflows float32.
     ms_status (*adapt)(int index, float *scale, const float *found, double bad, double good);
 } ms_cuda_gradients;
 
@@ -193,7 +193,7 @@ typedef struct ms_cuda_table {
     ms_status (*copy_peer)(int to, void *dst, int from, const void *src, size_t bytes);
     ms_status (*fill)(int index, int stream, void *p, int byte, size_t bytes);
     ms_status (*sync)(int index, int stream);  // stream < 0: all streams; also reports errors of kernels
-    // Makes an event that completes after the work queued so far. Events are kept by `drop` and used again.
+    // Makes an event that completes after the work queued so far. `drop` keeps events for reuse.
     ms_status (*record)(int index, int stream, void **event);
     int (*done)(void *event);        // 1: complete, 0: not yet, < 0: failed
     ms_status (*wait)(void *event);  // makes the host wait
@@ -231,8 +231,8 @@ ms_status ms__cuda_need(int device, const char *what);
 ms_status ms__cuda_sync(int device, int stream);
 // How often the host has waited for all work of each GPU's compute stream.
 extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
-// Waits for all streams of a GPU, without retiring records. Fails where a peer's GPU keeps this one from ending its
-// work (comm/gpu_wait.c).
+// Waits for all streams of a GPU, without retiring records (device/stream.h). Fails where a peer's GPU keeps this one
+// from ending its work (comm/gpu_wait.c).
 ms_status ms__cuda_settle(int index);
 
 // Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.

@@ -229,8 +229,8 @@ static void reclaim(void)
     while ((b = ms__pop(&all))) ms__gpu_free(b);
 }
 
-// A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
-// stream retains its storage until the record has run.
+// A freed block can be reused at once: operators use it in the order of the compute stream, and work queued on
+// another stream retains its storage until it has run.
 static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char *what)
 {
     int index = ms__index(device);

@@ -37,7 +37,7 @@ ms_status ms__stream_wait(ms_stream *s, ms_pending *e);
 ms_status ms__event_wait(ms_pending *e);
 bool ms__event_done(ms_pending *e);
 ms_pending *ms__event_retain(ms_pending *e);
-void ms__event_release(ms_pending *e);                               // e may be NULL
+void ms__event_release(ms_pending *e);
 void ms__event_number(ms_pending *e, const void *step, int number);  // gives e its number in a captured step
 // Work on a GPU. A record may only queue its work there: its function then calls ms__queued with `end`, a device event
 // (ms_cuda_table.record) after that work, which the pending event owns from then on. The pending event is done as soon
@@ -48,7 +48,7 @@ void ms__queued(int device, int stream, void *end);
 ms_status ms__event_join(ms_pending *e);
 // Whether all work of e is complete, also on a GPU.
 bool ms__event_reached(ms_pending *e);
-// Whether e's record runs on streams of this kind, which then order later work after it.
+// Whether e's record runs on a stream of this kind: later work of that stream runs after it.
 bool ms__event_on(const ms_pending *e, ms_stream_kind kind);
 // Registers a holder that will wait for e. Until it has waited, a record with work on a GPU is not retired: retiring it
 // makes the compute stream, in whose order its memory may be reused, wait for that work.
