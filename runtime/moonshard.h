@@ -150,7 +150,7 @@ MS_API const char *ms_cuda_why(void);             // the reason why there is no 
 MS_API const char *ms_cuda_name(int index);       // NULL if there is no such device (see ms_error)
 MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued on the device
 // Copies src to dst on the copy stream, between the CPU and a GPU or within one device. Returns at once; the next
-// operator on dst or src waits for the copy.
+// operator on dst waits for the copy, and so does the next one that changes src.
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
 // Pins t's memory for copies to a GPU, if the tensor is on the CPU and its block has 256 KiB or more: smaller blocks
 // share pages. The block stays pinned when the tensor is released, and tensors of its size use it again. A copy from

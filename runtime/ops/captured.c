@@ -254,7 +254,7 @@ static bool add_prepared(ms_captured *c, ms_call *call)
     return true;
 }
 
-// Sets the seed and offset of this repetition, and counts its change of a tensor from outside.
+// Sets the call's seed and offset for this repetition, and increments the version of w->written.
 static void advance_call(void *arg, ms_captured *c, void *here)
 {
     call_work *w = arg;

@@ -4,9 +4,9 @@
 // computes, and back while the next one computes.
 //
 // An asynchronous copy is a record of the CPU's copy stream (device/stream.h). For a GPU the record makes the GPU's
-// copy stream wait for the work that was on the compute stream when the copy was issued. It ends when the copy is
-// complete. Both storages carry its event, so that the next operator on either waits, and are retained until it has
-// ended.
+// copy stream wait for the work that was on the compute stream when the copy was issued. The record ends when the copy
+// is complete. Until then both storages are retained; operators on the destination, and those that change the source,
+// wait for its event.
 #include "device/capture.h"
 #include "device/device.h"
 #include "ops/op.h"

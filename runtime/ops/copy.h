@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-// Copies src to dst (contiguous, of one dtype) on the copy stream and returns at once; the next operator on either
-// tensor waits. The caller releases *event; event may be NULL.
+// Copies src to dst (contiguous, of one dtype) on the copy stream and returns at once; the next operator on dst waits
+// for the copy, and so does the next change of src. The caller releases *event; event may be NULL.
 ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
 
 // Copies src, contiguous and in pinned memory of the CPU, to dst, on a GPU, on the compute stream. The host does not

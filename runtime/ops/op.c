@@ -101,7 +101,7 @@ static __attribute__((noinline)) ms_status (*cuda_kernel_find(const ms_op *op, u
 
 static ms_status (*cuda_kernel_for(const ms_op *op))(ms_call *)
 {
-    uint32_t h = (uint32_t)((uintptr_t)op / 32) & (HASH - 1);  // most rows are beside each other
+    uint32_t h = (uint32_t)((uintptr_t)op / 32) & (HASH - 1);  // most rows are adjacent in memory
     while (cuda_row[h].op && cuda_row[h].op != op) h = (h + 1) & (HASH - 1);
     return MS_LIKELY(cuda_row[h].op != NULL) ? cuda_row[h].run : cuda_kernel_find(op, h);
 }

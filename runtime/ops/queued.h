@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/queued.h -- the work that was queued on each GPU last. An error of a kernel is seen by a later call, whichever it
-// is; its message lists the operators that may have caused it. Used by the engine thread; other threads may read.
+// ops/queued.h -- the work that was queued on each GPU last. An error of a kernel is reported by some later call;
+// the message lists the operators that may have caused it. Used by the engine thread; other threads may read.
 #ifndef MS_OPS_QUEUED_H
 #define MS_OPS_QUEUED_H
 
