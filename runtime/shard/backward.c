@@ -3,10 +3,10 @@
 // #accumulation). Runs call it through autograd/owner.h.
 //
 // The first gradient of a module's output gathers its unit again and by default starts the gather of the preceding unit
-// in the recorded order. When the gradients of the module's inputs are complete, the unit's own gradients are packed
-// and reduced on the reduce stream while the next unit computes. At most one reduction is in flight. It lands when half
-// of the next unit's gradients have arrived, at the latest at that unit's post-backward. Its buffers are then free
-// before that unit's are allocated, and the point at which it lands does not depend on timing.
+// in the recorded order. When the gradients of the module's inputs are complete, the unit's own gradients are reduced
+// on the reduce stream while the next unit computes. At most one reduction is in flight. It lands when half of the next
+// unit's gradients have arrived, at the latest at that unit's post-backward. Its buffers are then free before that
+// unit's are allocated, and the point at which it lands does not depend on timing.
 #include "autograd/owner.h"
 #include "shard/gather.h"
 #include "shard/gather_run.h"

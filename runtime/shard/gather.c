@@ -175,7 +175,6 @@ ms_status ms__unit_check_home(const unit *u)
     return u->views->off_home(u, device);
 }
 
-// Offloaded shards are gathered from CPU memory into the device's memory.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     if (MS_UNLIKELY(u->state.unkept != NULL)) {

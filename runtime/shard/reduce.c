@@ -97,7 +97,8 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
     return ms__add_to(l->grad, part);
 }
 
-// ms__unit_bring and ms__unit_bring_home. for_unit: the unit whose options may pin the copy; NULL: none.
+// The common part of ms__unit_bring and ms__unit_bring_home. for_unit: the unit whose options may pin the copy; NULL:
+// none.
 static ms_status bring(int device, int dtype, const unit *for_unit, ms_tensor **t)
 {
     for (int step = 0; step < 2; step++) {  // first convert on the source device, then move

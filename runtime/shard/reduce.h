@@ -43,6 +43,6 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
 // As ms__unit_bring, to the unit's home device; pins the copy if the unit's options say so.
 ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t);
 ms_status ms__add_to(ms_tensor *sum, ms_tensor *t);  // adds t to sum in place
-const char *ms__unit_reduced_name(const unit *u);    // the name of u's reductions
+const char *ms__unit_reduced_name(const unit *u);
 
 #endif

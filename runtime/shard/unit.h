@@ -86,7 +86,8 @@ typedef struct unit_settings {
 typedef struct unit_memory {
     int device;
     int home;  // device of the shards and of the gradients that land: `device`, or the CPU with offload
-    // The device in the options; -1: none. Offloaded units compute on it, else on the module's first one but meta.
+    // The device in the options; -1: none. Offloaded units compute on it, or else on the module's first device
+    // other than meta.
     int computes;
     bool casts;     // a parameter is gathered in a dtype other than its stored one, or has an extension
     bool in_place;  // world of one without casts: the shard is also the gather buffer
@@ -108,7 +109,7 @@ typedef struct unit_state {
     ms_work *gather;         // the gather in flight
     bool fetched;            // the gather buffer is filled, but the parameters are not views of it yet
     bool gathered;           // parameters are whole
-    bool concealed;          // whole in memory, but the parameters are views of their pieces: a unit that stays whole
+    bool concealed;          // whole in memory, but the parameters are views of their pieces (views/pieces.c: stay)
     uint64_t gathered_from;  // versions of the parameters when the gather began
     uint64_t ahead;  // if gathered before its forward: 1 + the versions of the parameters at that time; otherwise 0
     uint64_t shard_seen;  // version of the shard when the parameters last became whole or sharded
@@ -178,8 +179,8 @@ struct unit {
 unit *ms__unit(double handle);  // the unit with this handle; NULL with the error set
 ms_status ms__unit_handle_new(unit *u);
 void ms__unit_handle_drop(double handle);
-bool ms__unit_idle(const unit *u);                         // whether no forward, backward or summon of u is in progress
-ms_label ms__unit_label(const unit *u, const char *name);  // the label for a collective of u
+bool ms__unit_idle(const unit *u);  // whether no forward, backward or summon of u is in progress
+ms_label ms__unit_label(const unit *u, const char *name);
 void ms__unit_accumulates(unit *u);  // records that this backward's gradients are not reduced, but kept for a later one
 ms_id ms__unit_local_id(ms_tensor *local);  // the id of a tensor that the unit owns: the same at every call
 

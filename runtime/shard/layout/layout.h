@@ -29,8 +29,8 @@ struct layout {
     // Fills `in` (1-d, a block of `columns` elements for each rank) with the gradients of the parameters in `present`;
     // the padding is 0.
     ms_status (*pack)(unit *u, int n, unit_param **present, ms_tensor *in);
-    // Alternative to pack: fills n <= MS_PARTS parts that refer to the gradients in place; the caller releases their
-    // tensors. NULL: not supported.
+    // Alternative to pack: fills n <= MS_PARTS parts that refer to the gradients, in place where possible; the
+    // caller releases their tensors. NULL: not supported.
     ms_status (*parts)(unit *u, int n, unit_param **present, ms_part *parts);
 };
 

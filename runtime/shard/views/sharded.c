@@ -283,7 +283,7 @@ static ms_status land_one(ms_run *run, unit_param *p, ms_tensor **mine, double s
 }
 
 // World of one: gradients land without a reduction. On a GPU they are converted in one launch, on the CPU one after the
-// other, so that only one exists twice.
+// other, so that at most one of them exists twice.
 static ms_status land_alone(ms_run *run, unit *u, double scale)
 {
     ms_copies together = { 0 };

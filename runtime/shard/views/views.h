@@ -18,14 +18,15 @@ struct views {
     bool keeps_shape;  // flat layout in a world of one: local tensors have the shapes of their parameters
     // Called when the unit has new storages. May be NULL.
     void (*place)(unit *u);
-    // The tensor like which p's parameter is a view while sharded. NULL: the vacated whole, which operators refuse.
+    // Makes a tensor with the view that p's parameter has while sharded. NULL: a view of the vacated gather buffer,
+    // which operators refuse.
     ms_tensor *(*resting)(unit_param *p);
     // Returns the flat parameter's id. NULL: these views have no flat parameter.
     ms_id (*flat)(unit *u);
 
     // ---- while the parameters are whole ----
     void (*shown)(unit *u);  // called after the parameters have become whole; may be NULL
-    void (*stay)(unit *u);   // called when the root after forward, or a unit after backward, stays whole
+    void (*stay)(unit *u);   // called when the root after forward, or a unit after backward, stays whole; may be NULL
     // Returns a version that counts changes that scripts made to the shard through the parameters. May be NULL.
     uint64_t (*written)(const unit *u);
     // A unit only stays whole if a backward follows: a forward without a graph reshards it whatever its options say,
