@@ -61,7 +61,7 @@ MS_FN ms_f16 ms_float_to_f16(float x)
     uint32_t subnormal = ms__float_bits(sub) - 0x3f000000u;
     uint32_t normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;
     uint32_t r = a < 0x38800000u ? subnormal : normal;
-    r = a >= 0x47800000u ? 0x7c00u : r;  // if rounding overflows, the carry gives inf
+    r = a >= 0x47800000u ? 0x7c00u : r;  // 2^16 and above; just below, the carry of the rounding gives inf
     r = a > 0x7f800000u ? 0x7e00u : r;
     ms_f16 h;
     h.bits = (uint16_t)(r | sign);
