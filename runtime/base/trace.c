@@ -94,13 +94,13 @@ const char *ms__trace_text(const char *fmt, ...)
 
 // ---- ranges -----------------------------------------------------------------------------------
 
-// Only the engine thread allocates, so only its ranges report memory; other threads report 0.
 static double no_memory(double *kinds)
 {
     (void)kinds;
     return 0;
 }
 double (*ms__trace_memory)(double *kinds) = no_memory;
+// Only the engine thread allocates, so only its ranges report memory; other threads report 0.
 static double allocated(void) { return lane == 0 ? ms__trace_memory(NULL) : 0; }
 
 void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, const char *detail)

@@ -3,8 +3,8 @@
 //
 // A repetition of the step issues the same request again. The new collective gets a new number, and ranks compare
 // fingerprints as always, so a rank that repeats the step can meet peers that call the step's function. A wait for a
-// collective is a separate piece of the step's work (ms__capture_wait). This also holds on GPUs, by mapped memory and
-// by NCCL: a collective is not a node of a CUDA graph, because ranks must have agreed before a GPU waits for its peers.
+// collective is a separate piece of the step's work (ms__capture_wait). On GPUs, too, a repetition issues the request
+// again: a collective is not a node of a CUDA graph, because ranks must have agreed before a GPU waits for its peers.
 #include "comm/internal.h"
 #include "ops/captured.h"
 

@@ -272,9 +272,9 @@ static ms_status sync_storages(ms_coll *c)
     return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
 }
 
-// Makes c's stream wait for e, the event of an earlier user of a storage. If c stays on a GPU, the user may have only
-// queued its work there. On c's own stream, c's work and its event for peers come after that work. For any other
-// stream, this function makes the compute stream wait for that work, and c's work waits for the compute stream.
+// Makes c's stream wait for e, the event of earlier work on one of its storages. If c stays on a GPU, the earlier work
+// may only be queued there when e is reached. On c's own stream, c comes after it in any case. For another stream,
+// ms__event_wait makes the compute stream wait for the earlier work, and c waits for the compute stream.
 static ms_status order_event(const ms_coll *c, ms_pending *e)
 {
     if (c->gpu.there && !ms__event_on(e, c->stream)) return ms__event_wait(e);

@@ -173,8 +173,9 @@ bool ms__comm_continues(const ms_group *g)
     return ms__comm_unsettled(g) || (g->n > 1 && g->id >= 0 && g->settled != ms__state.dist_failures);
 }
 
-// Members may disagree on ms__comm_continues, but not on ms__comm_unsettled: a call that cannot be repeated sends its
-// place only if the group is unsettled.
+// Members may disagree on ms__comm_continues, but not on ms__comm_unsettled. A single collective (`next`) can be
+// repeated if a peer asks for its place; a call of several collectives (`enclosing`) cannot, so it sends its place only
+// if the group is unsettled.
 static bool is_next(const ms_group *g) { return next.here != 0 && ms__comm_continues(g); }
 bool ms__comm_resumes(const ms_group *g) { return is_next(g) || (enclosing.here != 0 && ms__comm_unsettled(g)); }
 

@@ -19,7 +19,7 @@ local function plain_tensor(t, who)
   return autograd.no_grad(function() return t:detach():to("cpu"):double():tolist() end)
 end
 
--- A list of numbers, or a tensor of one dimension.
+-- The numbers of a list, or of a tensor of one dimension, as a list.
 local function numbers(list, who)
   if tensor.is_tensor(list) then
     if #list.shape ~= 1 then errors.raise("%s has shape [%s], expected one dimension", who, table.concat(list.shape, ", ")) end

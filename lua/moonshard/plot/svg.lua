@@ -151,7 +151,7 @@ end
 function M.xy(plot)
   local o, x_axis, y_axis = plot.options, plot.x_axis, plot.y_axis
   local keys, high = keys_of(plot, o.width)
-  local height = o.height + high - 20             -- more lines of keys make the picture higher, not the plot lower
+  local height = o.height + high - 20             -- the plot keeps its height if the legend has several lines
   local out = begin(plot, plot.kind .. " plot", height)
   local y_ticks, y_labels = y_axis:ticks(math.max(2, math.floor(o.height / 60)))
   local x_ticks, x_labels = x_axis:ticks(math.max(2, math.floor(o.width / 90)))

@@ -147,7 +147,6 @@ end
 
 local BLOCKS, LETTERS = { " ", "░", "▒", "▓", "█" }, { " ", ".", ":", "-", "=", "+", "*", "#", "%", "@" }
 
--- The character for a value.
 local function shade(ramp, axis, v)
   if not axis:shows(v) then return "?" end
   return ramp[math.floor(math.max(0, math.min(1, axis:place(v))) * (#ramp - 1) + 0.5) + 1]

@@ -43,7 +43,6 @@ local function sums_of(stack, start)
   return sums
 end
 
--- Whether a time is inside one of the intervals.
 local function is_inside(intervals, time)
   for _, i in ipairs(intervals) do
     if time >= i.start and time <= i.start + i.duration then return true end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Progress of long loops: on a terminal one line that is redrawn, elsewhere plain lines, so that files contain no
---- escape codes. The object that was made last also shows operations of the library that take over a second.
+--- escape codes. The newest Progress object also shows operations of the library that take over a second.
 ---
 --- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty does not
 --- detect this. scripts/train therefore sets MOONSHARD_PROGRESS to bar or lines, depending on mpirun's own output.

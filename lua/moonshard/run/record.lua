@@ -56,7 +56,7 @@ local function new(fields)
   self.first, self.next_memory = self.step, -math.huge
   self.began = lib.ms_time()
   self.next_report = self.began + 2
-  self.mark = self.began                                -- where the next step's time begins: at the end of log and the like
+  self.mark = self.began                -- where the next step's time begins: the end of the latest log or other record
   if self.writes then log.follow(function(message) warned(self, message) end) end
   return self
 end

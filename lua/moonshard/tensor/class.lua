@@ -261,7 +261,7 @@ function own_getters.grad(t)
     return nil
   end
   for k = 1, #list do
-    if not grads[k] then                                        -- this inner tensor has no gradient
+    if not grads[k] then
       list[k].grad = require("moonshard.tensor.create").zeros_like(list[k])
       grads[k] = list[k].grad
     end

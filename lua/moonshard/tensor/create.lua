@@ -102,7 +102,7 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
   M[name] = function(...)
     local n, given = opts.split(...)
     if given == nil and n == select("#", ...) then return make(name, fill, n, nil, ...) end
-    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- an undefined variable is not the shape []
+    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- an undefined variable, rather than the shape []
       errors.raise("%s: size is nil, expected a whole number", name)
     end
     local list = { ... }

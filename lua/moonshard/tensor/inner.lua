@@ -42,7 +42,6 @@ function M.take(id)
   return objects[id]
 end
 
---- Makes an instance of a class.
 function M.new_object(cls)
   local id = M.new_id()
   local self = setmetatable({ id = id }, cls)

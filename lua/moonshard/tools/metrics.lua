@@ -263,7 +263,7 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES, threshold
 ---@return Metric
 function M.ConfusionMatrix(given) return confusionMatrix(given) end
 
--- Precision, recall or F1 of each class from the counts, 0 where the denominator is 0; and each class's members.
+-- Precision, recall or F1 of each class from the counts, 0 where the denominator is 0; and the sizes of the classes.
 local function scores_of(n, sums, how)
   local list, members = {}, {}
   for c = 1, n do

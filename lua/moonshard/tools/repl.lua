@@ -145,7 +145,7 @@ function M.run(given)
   lib.ms_catch_sigint(0)
 end
 
---- Replaces LuaJIT's loop under `luajit -i`: called when LuaJIT reads _PROMPT for its first prompt.
+--- Makes M.run replace LuaJIT's loop under `luajit -i`, as soon as LuaJIT reads _PROMPT for its first prompt.
 function M.take_over()
   if getmetatable(_G) ~= nil then return end
   setmetatable(_G, { __index = function(globals, key)

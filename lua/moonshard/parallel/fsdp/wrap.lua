@@ -4,8 +4,8 @@
 --- There are two kinds of policy. A function `fn(module, recurse, remaining)` is first called with recurse = true; if it
 --- returns false, the module and its children are left out. Otherwise it is called again after the children, except for
 --- the root, to decide whether to wrap the module (remaining: the number of elements of its parameters that are not yet
---- wrapped). A policy object (module_wrap_policy, custom_policy) selects all modules to wrap at once, with their
---- options.
+--- wrapped). If mixed precision excludes classes, all children are visited, and both calls follow them. A policy object
+--- (module_wrap_policy, custom_policy) selects all modules to wrap at once, with their options.
 local context = require "moonshard.core.context"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"

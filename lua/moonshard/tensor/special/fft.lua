@@ -43,7 +43,6 @@ local function dimension(who, d, n)
   return d > 0 and d or n + 1 + d
 end
 
--- The factor of a transform of n elements.
 local function factor(norm, n, inverse)
   if norm == "ortho" then return 1 / math.sqrt(n) end
   return (norm == "forward") ~= inverse and 1 / n or 1

@@ -26,7 +26,7 @@ local function level_of(flags)
   return "v1"
 end
 
--- The number of cores that this process may use, and of those that are online.
+-- The number of cores that this process may use, and the number of cores that are online.
 local function cores()
   local allowed = read.find("/proc/self/status", "Cpus_allowed_list:([^\n]*)")
   local online = read.find "/sys/devices/system/cpu/online"
@@ -61,7 +61,6 @@ function M.processor(line)
   end
 end
 
--- The result of fn, which runs with n threads.
 local function with_threads(n, fn)
   local before = lib.ms_num_threads()
   lib.ms_set_num_threads(n)

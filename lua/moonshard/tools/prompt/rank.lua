@@ -23,7 +23,7 @@ int moonshard_getpid(void) __asm__("getpid");
 
 local M = {}
 
--- Sends this process's output to the prompt as it is printed, and empties its input, because only the prompt reads.
+-- Connects this process's output to the prompt and its input to /dev/null, because only the prompt reads the terminal.
 local function redirect(name, rank)
   local output = wire.connect(name)
   if not output or not output:send("output", rank) then error("the prompt has ended", 0) end
