@@ -22,8 +22,8 @@ MS_FN uint64_t ms_key_f64(double x)
 }
 MS_FN uint64_t ms_key_i64(int64_t x) { return (uint64_t)x ^ (uint64_t)1 << 63; }
 
-// Whether the place of v among sorted boundaries is behind boundary b. It is the first place where v could be inserted,
-// or, if `right` is set, the last. As in PyTorch, NaN goes behind all boundaries.
+// Whether v is inserted behind boundary b of a sorted list: if b is smaller than v or, with `right`, equal to it. As in
+// PyTorch, NaN is inserted behind all boundaries, and every number behind a boundary NaN.
 MS_FN int ms_after_f64(double b, double v, int right) { return right ? !(b > v) : !(b >= v); }
 MS_FN int ms_after_i64(int64_t b, int64_t v, int right) { return right ? b <= v : b < v; }
 

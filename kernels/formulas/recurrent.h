@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// formulas/recurrent.h -- one unit of a step of RNN, LSTM and GRU, forward and backward. C and nvcc include it once per
-// type, with REAL and R(name) defined. Functions ending in _step turn sums of products into gates, in place, and return
-// the unit's new state; those ending in _back turn gates into the gradients of those sums, in place. dh: the gradient
-// of the new state.
+// formulas/recurrent.h -- a time step of one hidden unit of RNN, LSTM and GRU, forward and backward. C and nvcc include
+// it once per type, with REAL and R(name) defined. Functions ending in _step turn sums of products into gates, in
+// place, and return the unit's new state; those ending in _back turn gates into the gradients of those sums, in place.
+// dh: the gradient of the new state.
 #include "formulas/math32.h"
 
 MS_FN REAL R(ms_gate)(REAL x) { return 1 / (1 + R(ms_exp)(-x)); }
@@ -22,9 +22,9 @@ MS_FN REAL R(ms_lstm_step)(REAL *i, REAL *f, REAL *g, REAL *o, REAL *c)
     *c = *f * *c + *i * *g;
     return *o * R(ms_tanh)(*c);
 }
-// The backward of an LSTM's step is two functions. This one is called first. c: the cell after the step. dc: the
-// gradient of that cell; the part that comes through the new state is added to it. Returns the new state, which the
-// gradient of a projection needs.
+// The first of two functions for the backward of an LSTM's step. c: the cell after the step. dc: the gradient of that
+// cell; the part that comes through the new state is added to it. Returns the new state, which the gradient of a
+// projection needs.
 MS_FN REAL R(ms_lstm_back)(REAL *o, REAL c, REAL dh, REAL *dc)
 {
     REAL t = R(ms_tanh)(c), h = *o * t;
@@ -32,7 +32,8 @@ MS_FN REAL R(ms_lstm_back)(REAL *o, REAL c, REAL dh, REAL *dc)
     *o = dh * t * *o * (1 - *o);
     return h;
 }
-// Called second. c: the cell before the step. dc: the gradient of the cell, first after the step and then before it.
+// To be called after ms_lstm_back. c: the cell before the step. dc: on entry the gradient of the cell after the step,
+// on return that of the cell before it.
 MS_FN void R(ms_lstm_cell_back)(REAL *i, REAL *f, REAL *g, REAL c, REAL *dc)
 {
     REAL d = *dc, in = *i;
@@ -42,8 +43,9 @@ MS_FN void R(ms_lstm_cell_back)(REAL *i, REAL *f, REAL *g, REAL c, REAL *dc)
     *g = d * in * (1 - *g * *g);
 }
 
-// Cho et al. 2014, with the reset gate after the product. r, z, n: reset gate, update gate, candidate; n is passed as
-// the candidate's sum over the input alone. hn: the candidate's sum over the state. h: the state before the step.
+// Cho et al. 2014, with the reset gate applied after the product of state and weights. r, z, n: reset gate, update
+// gate, candidate; n is passed as the candidate's sum over the input alone. hn: the candidate's sum over the state. h:
+// the state before the step.
 MS_FN REAL R(ms_gru_step)(REAL *r, REAL *z, REAL *n, REAL hn, REAL h)
 {
     *r = R(ms_gate)(*r);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // formulas/resample.h -- resampling along one dimension: each output is a weighted sum of a few elements of the input.
 // Interpolation and padding with elements of the input are the two uses. Included once per type, by C and by nvcc, with
-// REAL and R(name). Forward sums in the order of the elements' numbers `k`, backward in the order of the outputs.
+// REAL and R(name). Forward adds the elements of an output in the order of their numbers k, backward the gradients of
+// an element in the order of the outputs.
 #ifndef MS_FORMULAS_RESAMPLE
 #define MS_FORMULAS_RESAMPLE
 
@@ -13,7 +14,7 @@ typedef enum {
     MS_LINEAR,
     MS_CUBIC,  // Keys 1981 with a = -3/4, over 4 elements
     MS_LINEAR_AA,
-    MS_CUBIC_AA,  // LINEAR_AA, CUBIC_AA: the kernel is stretched to the distance of outputs, so that all elements count
+    MS_CUBIC_AA,  // LINEAR_AA, CUBIC_AA: antialiased; with fewer outputs than elements, the kernels cover all elements
     MS_REFLECT,
     MS_REPLICATE,
     MS_CIRCULAR  // REFLECT, REPLICATE, CIRCULAR: paddings; output o is element o - pad, which may lie outside
@@ -25,7 +26,7 @@ typedef struct {
     double scale;  // distance of outputs in elements of the input
 } ms_resample_axis;
 
-// Whether an output never reads elements before those that the preceding outputs read.
+// Whether neither the first nor the last element that an output reads is ever before that of the preceding output.
 MS_FN int ms_resample_ordered(int kind) { return kind != MS_REFLECT && kind != MS_CIRCULAR; }
 MS_FN int64_t ms_resample_padded(const ms_resample_axis *a, int64_t o)
 {
@@ -123,7 +124,7 @@ typedef struct {
     int64_t from[3], to[3];
 } R(ms_readers);
 
-// The first output whose first element, or, if `last` is set, whose last element, is at least i.
+// The first output that reads no element before i or, if `last` is set, whose last element is at least i.
 MS_FN int64_t R(ms_first_output)(const ms_resample_axis *a, int64_t i, int last)
 {
     int64_t low = 0, high = a->out;

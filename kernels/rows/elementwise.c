@@ -151,7 +151,6 @@ static ms_status need_number(const ms_call *c)
 {
     return c->n_f < 1 ? ms__call_fail(c, "the number is missing (f[0])") : MS_OK;
 }
-// Checks of functions that have one or two numbers as parameters.
 static ms_status check_one_number(ms_call *c)
 {
     MS_TRY(need_number(c));
@@ -259,7 +258,6 @@ static ms_status check_allclose(ms_call *c)
     MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, shape));
     return check_equal(c);
 }
-// The shape to which three inputs broadcast.
 static ms_status broadcast_three(const ms_call *c, int *ndim, int64_t *shape)
 {
     MS_TRY(ms__broadcast(c, c->in[1], c->in[2], ndim, shape));
@@ -389,7 +387,7 @@ static ms_status mul_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-// The gradient of an operator with one input: calls row(g, kept tensor).
+// The gradient of an operator with one input: calls row(g, kept), where kept is the saved input or output.
 static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor *kept)
 {
     ms_tensor *in[2] = { b->gout[0], kept };
@@ -441,7 +439,6 @@ static ms_status mul_scalar_backward(ms_backward_call *b)
 {
     return ms__op1f(&b->gin[0], &ms__op_mul_scalar, b->gout[0], b->f[0]);
 }
-// Sets gin[k] to g times a number.
 static ms_status give_scaled(ms_backward_call *b, int k, double by)
 {
     ms_tensor *g;

@@ -48,7 +48,7 @@ static inline int ms__join_dims(int n, int64_t *shape, int64_t *stride)
     return m;
 }
 
-// Dimension d of a contiguous tensor seen as rows: element j of row r lies at start(r) + j * stride.
+// Dimension d of a contiguous tensor seen as rows: element j of row r lies at ms__row_start(r) + j * stride.
 typedef struct ms_rows {
     int64_t rows, n, stride;
 } ms_rows;

@@ -56,8 +56,8 @@ static ms_status run_linear(ms_call *c)
 }
 
 // Inputs: gradient, x, w, and optionally the gradient that w already has. Integer: mask (rows/grad.h). Outputs: those
-// of dx = g w, dw = g^T x, db = sum of g's rows that the mask selects. If w has a gradient, it is dw, and the product
-// is added to it.
+// of dx = g w, dw = g^T x, db = sum of g's rows that the mask selects. If w already has a gradient, dw is that
+// tensor, and the product is added to it.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2),

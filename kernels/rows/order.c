@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // rows/order.c -- operators that depend on the order of elements, or on which of them are not 0: sort, topk,
 // searchsorted, nonzero; and the scans along a dimension (formulas/scan.h): cumprod, cummax, cummin, logcumsumexp
-// (cumsum is one of the reductions). For sort, topk and searchsorted NaN is larger than every number; sort and topk
-// keep the order of equal elements.
+// (cumsum is one of the reductions). For sort and topk NaN is larger than every number, and equal elements keep their
+// order; searchsorted places NaN behind all boundaries.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 

@@ -229,7 +229,6 @@ static ms_status matmul_cpu(ms_call *c)
 
 static const ms_op op_matmul;
 
-// t with its last two dimensions exchanged, as a view.
 static ms_tensor *transposed(const ms_tensor *t)
 {
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
@@ -241,7 +240,8 @@ static ms_tensor *transposed(const ms_tensor *t)
     return ms__tensor_view(t, n, shape, stride, t->offset);
 }
 
-// Sets *out to a b, summed over the batch dimensions along which an input of shape `like` was broadcast.
+// Sets *out to the product a b, summed over the batch dimensions along which an input of shape `like` was
+// broadcast.
 static ms_status product_like(ms_tensor **out, ms_tensor *a, ms_tensor *b, int like_ndim, const int64_t *like)
 {
     ms_tensor *p = NULL, *s = NULL;

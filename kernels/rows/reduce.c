@@ -78,7 +78,7 @@ static unsigned mask_of(const ms_backward_call *b, int first_dim)
 }
 static ms_status sum_backward(ms_backward_call *b)
 {
-    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // a view that repeats the gradient of each output
+    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));
     return MS_OK;
 }
 static double length_of(const ms_meta *m, unsigned mask)

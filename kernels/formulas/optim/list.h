@@ -5,7 +5,7 @@
 //   MS_OPTIM_ROWS             ms__optim_NAME, an optimizer: state, options, defaults, checks, factors
 //   MS_OPTIM_FORMULAS         ms_FORMULA, one element's step, in REAL (with R(name) and R_SQRT): the new parameter from
 //                             the old one, its gradient, its states (NULL if not kept) and the optimizer's factors
-//   OPTIMIZER(NAME, FORMULA)  a line of a list for each optimizer
+//   OPTIMIZER(NAME, FORMULA)  one use of the includer's macro for each optimizer
 //
 // A set of states is a sum of 1, 2 and 4 (for state 1, 2, 3). MS_KEEPS_FORMULA has bit s set for every set s that the
 // formula accepts; the CPU has one loop per set. An optimizer's number (ms_optim_options.kind) is its position in the

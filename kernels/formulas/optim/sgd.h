@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // formulas/optim/sgd.h -- SGD (Sutskever et al. 2013, in PyTorch's form): g += wd*p; b = momentum*b + (1-dampening)*g,
-// but b = g at the first step; p -= lr*(g + momentum*b) with nesterov, else p -= lr*b. See list.h.
+// but b = g at the first step and without momentum; p -= lr*(g + momentum*b) with nesterov, else p -= lr*b. See list.h.
 #ifndef MS_OPTIM_SGD
 #define MS_OPTIM_SGD
 

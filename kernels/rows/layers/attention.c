@@ -69,8 +69,8 @@ static int joined_along(ms_tensor *const *x)
     return -1;
 }
 
-// Allocates dq, dk and dv as consecutive parts of one tensor along dimension d, because q, k and v are such parts: the
-// backward of the split that made these returns the tensor without a copy.
+// Allocates dq, dk and dv as consecutive parts of one tensor along dimension d, as q, k and v are parts of one. If a
+// split made q, k and v, its backward then returns that tensor without a copy.
 static ms_status outs_joined(ms_call *c, int d)
 {
     const ms_tensor *q = c->in[1];
@@ -89,8 +89,8 @@ static ms_status outs_joined(ms_call *c, int d)
 }
 
 // Inputs: gradient, q, k, v, mask (optional), out, lse, and optionally the gradient of lse. The last integers: seed,
-// offset, and the mask of needed gradients (rows/grad.h). Outputs: those that are needed of dq, dk, dv, and for the
-// mask the gradient of the scores [..., t, s], float32 or float64.
+// offset, and the bits of the needed gradients (rows/grad.h). Outputs: those that are needed of dq, dk and dv and, if
+// the attention mask needs a gradient, that of the scores [..., t, s], float32 or float64.
 static ms_status attention_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

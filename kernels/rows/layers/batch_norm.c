@@ -113,7 +113,7 @@ static ms_status stats_check(ms_call *c)
     return MS_OK;
 }
 
-// Calls batch_norm_backward without a gradient of y, so neither the weight (1) nor eps affects the result.
+// Calls batch_norm_backward without a gradient of y. Then neither the weight (NULL) nor eps (any number) has an effect.
 static ms_status stats_backward(ms_backward_call *b)
 {
     ms_tensor *in[] = { NULL, b->in[0], NULL, b->out[0], b->out[1], b->gout[0], b->gout[1] };

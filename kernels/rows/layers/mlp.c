@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/layers/mlp.c -- gelu_mlp: gelu(x w1^T + b1) w2^T + b2, with tanh's form of GELU. On the CPU it calls the kernels
-// of linear and gelu and has their bits; a GPU's products compute GELU and its gradient, too (cuda/product/linear.cu).
+// of linear and gelu, so it gives the same bits as these; on a GPU the products also compute GELU and its gradient
+// (cuda/product/linear.cu).
 //
 // Sizes: x [..., in], w1 [hidden, in], w2 [out, hidden]. Outputs for backward: `before`, what GELU is applied to, and
 // `hidden`, its result; hidden is not kept if backward is to compute it again.
@@ -76,7 +77,7 @@ static ms_status linear(ms_tensor *x, ms_tensor *w, ms_tensor *b, ms_tensor *y)
 {
     return kernel(&ms__op_linear, &(ms_call) { .n_in = 3, .in = { x, w, b }, .n_out = 1, .out = { y } });
 }
-// The given tensor, retained, or a new one of the shape of the activations.
+// Sets *out to `given` (retained) or, if that is NULL, to a new tensor of the hidden activations' shape.
 static ms_status take(ms_tensor **out, ms_tensor *given, const ms_call *c, const ms_tensor *x, const ms_tensor *w1)
 {
     int64_t shape[MS_MAX_DIMS];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // rows/layers/recurrent.h -- the steps of a layer of RNN, LSTM or GRU in one direction, for the CPU and the GPU.
 //
-// The rows of a step are the sequences that reach it, the longest first, and the steps lie one after the other, as in a
-// packed sequence. A dense input [T, N, ...] has N rows in each step. Forward passes from step to step: what a step
-// leaves is stored as the state before the next one, in the rows of that step. Rows for which the step is the
-// last leave their state in h_n; rows for which the next step is the first enter it with h_0. The first pass has no
-// step before it and the last none after it. Backward makes the same passes in the opposite order.
+// Step t has a row for each sequence that is longer than t, the longest sequence first; the steps lie one after the
+// other, as in a packed sequence. A dense input [T, N, ...] has N rows in each step. Forward is a series of passes from
+// one step to the next: the state after a step is stored as the state before the next one, in that step's rows. A
+// sequence that ends with a step leaves its state in h_n; one that begins with the next step has h_0 there. The first
+// pass has no step before it and the last none after it. Backward makes the same passes in the opposite order.
 #ifndef MS_ROWS_RECURRENT_H
 #define MS_ROWS_RECURRENT_H
 
@@ -76,7 +76,7 @@ typedef struct ms_step {
 
 static inline int64_t ms__step_size(const ms_steps *s, int64_t t) { return s->sizes ? s->sizes[t] : s->n; }
 
-// The first step, in the direction of time or, if back is set, against it.
+// The first step in the layer's direction or, if back is set, in the opposite one.
 static inline ms_step ms__first_step(const ms_steps *s, bool back)
 {
     int64_t t = s->reversed == back ? 0 : s->t - 1, n = ms__step_size(s, t);

@@ -74,7 +74,7 @@ static ms_tensor *qr_formula(ms_algebra *e, ms_tensor *q, ms_tensor *r, ms_tenso
     ms_tensor *c = ms__plus(e, ms__lower(e, m, 0), ms__transposed(e, ms__lower(e, m, -1)));
     ms_tensor *g = ms__times(e, q, c);
     if (gq) g = ms__plus(e, gq, g);
-    // X R^T = g: R X^T = g^T
+    // X R^T = g is solved as R X^T = g^T.
     return ms__transposed(e, ms__a2(e, "linalg_solve_triangular", r, ms__transposed(e, g), 2, (int64_t[]) { 1, 0 }));
 }
 static ms_status qr_grad(ms_backward_call *b)
@@ -115,7 +115,6 @@ static ms_tensor *differences(ms_algebra *e, ms_tensor *v)
 {
     return ms__plus(e, ms__minus(e, ms__unsqueezed(e, v, -2), ms__unsqueezed(e, v, -1)), ms__identity(e, v));
 }
-// m with zeros on the diagonal.
 static ms_tensor *off_diagonal(ms_algebra *e, ms_tensor *m)
 {
     return ms__plus(e, ms__lower(e, m, -1), ms__upper(e, m, 1));
@@ -150,7 +149,6 @@ static ms_status svd_check(ms_call *c)
     MS_TRY(vectors_out(c, 1, k));
     return matrices_out(c, 2, full ? n : k, n);
 }
-// m - m^T
 static ms_tensor *skew(ms_algebra *e, ms_tensor *m) { return ms__minus(e, m, ms__transposed(e, m)); }
 // x - basis basis^T x: the part of x outside of the space of the basis's columns.
 static ms_tensor *outside(ms_algebra *e, ms_tensor *basis, ms_tensor *x)

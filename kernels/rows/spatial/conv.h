@@ -56,7 +56,7 @@ MS_FN int64_t ms__conv_kernel(const ms_conv *v) { return v->kd * v->kh * v->kw; 
 MS_FN int64_t ms__conv_size(const ms_conv *v) { return v->d * v->h * v->w; }
 MS_FN int64_t ms__conv_positions(const ms_conv *v) { return v->od * v->oh * v->ow; }
 
-// Whether the unfolded matrix would equal the image: a kernel of size 1 with stride 1 and no padding.
+// Whether unfolding (im2col) would give the image itself: a kernel of size 1 with stride 1 and no padding.
 static inline bool ms__conv_pointwise(const ms_conv *v)
 {
     return ms__conv_kernel(v) == 1 && v->sd == 1 && v->sh == 1 && v->sw == 1 && v->od == v->d && v->oh == v->h &&

@@ -24,7 +24,6 @@ static ms_status check_windows(ms_call *c, int dims, const int64_t *i)
     return MS_OK;
 }
 
-// Checks the input and the integers, and makes the output.
 static ms_status check_pool(ms_call *c)
 {
     const ms_tensor *x = c->in[0];

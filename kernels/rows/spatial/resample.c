@@ -40,7 +40,6 @@ static ms_status check_resample(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
 }
 
-// Input: gradient.
 static ms_status check_backward(ms_call *c)
 {
     const ms_tensor *g = c->in[0];

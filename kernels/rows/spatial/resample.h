@@ -38,7 +38,7 @@ static inline bool ms__resample_same(const ms_resample_axis *a)
     return a->in == a->out && (a->kind >= MS_REFLECT ? a->pad == 0 : a->scale == 1);
 }
 
-// One dimension of the work: matrices of `from` rows become matrices of `to` rows, each row of `inner` elements.
+// The resampling of one dimension: matrices of `from` rows become matrices of `to` rows, each row of `inner` elements.
 typedef struct {
     ms_resample_axis axis;
     int64_t outer, from, to, inner;

@@ -47,7 +47,7 @@ static inline void ms__ctc_call(ms_ctc_call *j, const ms_call *c, int first)
     j->wide = 2 * j->longest + 1;
 }
 
-// Sample n. Lengths are cut to what the tensors hold.
+// Sample n. A length that is negative or larger than the tensors hold is replaced by the largest that they hold.
 MS_FN ms_ctc ms__ctc_sample(const ms_ctc_call *j, int64_t n)
 {
     ms_ctc s = j->sample;

@@ -2,8 +2,9 @@
 // rows/special/fft.c -- Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary) in
 // the last dimension. fft_real stores only the first n / 2 + 1 elements of the transform of n real numbers, because the
 // rest are their conjugates; fft_half transforms such a half to n real numbers. A transform is a symmetric matrix times
-// a factor, so its gradient is the transform in the other direction with the same factor. An element that the transform
-// counts twice, for itself and for its conjugate, counts twice in the gradient, too; one that it counts once, once.
+// a factor, so its gradient is the transform in the other direction with the same factor. Where a
+// conjugate is not stored, fft_half counts an element twice, so its gradient is fft_real with such elements doubled;
+// fft_real counts it once, so its gradient is fft_half with such elements halved.
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 
@@ -92,7 +93,6 @@ static ms_status half_grad(ms_backward_call *b)
     return call(b, "fft_real", 2, (int64_t[]) { d, !halved });
 }
 
-// The CUDA plugin has kernels of its own.
 #define ROW(NAME, SAMPLES)                                                                            \
     static const ms_op NAME##_row =                                                                   \
         MS_ROW("fft_" #NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_WIDE, .check = NAME##_check, \
