@@ -62,7 +62,8 @@ local function forward_of(operator)
   end
 end
 
--- The elements that the output has in addition to the smallest output, so that its sizes are those of output_size.
+-- The output padding with which the output has the sizes output_size: in each dimension, the number of elements beyond
+-- the smallest output.
 local function output_padding(self, x, output_size)
   local name, how, d, more = self:class_name(), self.how, #self.kernel, {}
   opts.need(opts.is_plain(output_size) and (#output_size == d or #output_size == x.ndim), output_size,

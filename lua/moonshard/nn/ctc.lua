@@ -34,7 +34,7 @@ local function lengths(what, given, n, device)
 end
 
 -- Checks classes and lengths on the host, as the CPU's kernel does (cpu/special/ctc.c): kernels of a GPU cannot stop
--- the call. The lengths have been read already, so the device is waited for in any case.
+-- the call. The host waits for the device in any case, to read the lengths.
 local function check_values(ids, sizes, blank, classes)
   local flat, rows = ids:to("cpu"):contiguous(), #ids.shape == 2 and ids.shape[2]
   local room, text = flat:numel(), ("%s [%s] %s"):format(ids.dtype, table.concat(ids.shape, ", "), ids.device)

@@ -246,8 +246,8 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   return how == "mean" and loss / (logits:numel() / classes) or loss
 end
 
--- The classes are along dimension 2, or along the only dimension, as in PyTorch; the operator takes one row of logits
--- for each id.
+-- Cross-entropy of logits [C] or [N, C, ...], as in PyTorch. The operator takes matrices, with a row of logits for each
+-- id.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   opts.expect(logits, a_tensor, "cross_entropy: logits")
   opts.expect(ids, a_tensor, "cross_entropy: ids")
@@ -299,8 +299,8 @@ local function first_sizes(x)
   return sizes
 end
 
--- The number of rows of a chunk: chunks have nearly equal sizes and about 512 MiB of logits at most. Multiples of 64
--- rows fill the tiles of products.
+-- The number of rows of a chunk. Chunks have nearly equal sizes and at most about 512 MiB of logits. The number is a
+-- multiple of 64, which fills the tiles of matrix products.
 local function chunk_rows(x, rows, classes)
   local chunks = math.ceil(rows * classes * x:element_size() / 2 ^ 29)
   return math.ceil(rows / math.max(chunks, 1) / 64) * 64

@@ -61,7 +61,7 @@ local kinds = {
   },
 }
 
--- Convolutions: A is a convolution with all options of the layer's, but `rank` output channels; B has kernel size 1.
+-- Convolutions: A is a convolution with the layer's options and `rank` output channels; B has kernel size 1.
 for name, plain in pairs { Conv1d = F.conv1d, Conv2d = F.conv2d, Conv3d = F.conv3d } do   -- the order does not matter
   local forward = convs[name].forward
   kinds[#kinds + 1] = {

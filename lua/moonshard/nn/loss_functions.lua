@@ -32,7 +32,8 @@ local function check_pair(who, a, b, what)
   end
 end
 
--- Makes a loss of an input and a target of one shape: fn(input, target, options) gives the loss of each element.
+-- Makes a loss function of an input and a target with the same shape. fn(input, target, options) gives the loss of each
+-- element.
 local function elementwise(who, spec, fn)
   spec.reduction = spec.reduction or reduction
   return function(input, target, given)
@@ -45,8 +46,8 @@ end
 local function weighted(loss, weight) return weight == nil and loss or loss * weight end
 local optional_tensor = opts.kind("a tensor", tensor.is_tensor)
 
--- Makes a loss with a weight of each element. With `by_sum` the mean is the sum of the weighted losses divided by the
--- sum of the weights, otherwise by the number of elements. plain: computes the loss if no weight is given.
+-- Makes a loss function with a weight of each element. With `by_sum` the mean is the sum of the weighted losses divided
+-- by the sum of the weights, otherwise by the number of elements. plain: computes the loss if no weight is given.
 local function weighted_elementwise(who, spec, fn, by_sum, plain)
   spec.weight, spec.reduction = optional_tensor, reduction
   return function(input, target, given)

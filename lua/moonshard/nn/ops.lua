@@ -30,7 +30,7 @@ function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
 function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
 function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
 
--- gelu(x w1^T + b1) w2^T + b2, with tanh's form of GELU. again: backward computes the activations again.
+-- gelu(x w1^T + b1) w2^T + b2, with GELU approximated by tanh. again: backward computes the activations again.
 function M.gelu_mlp(x, w1, b1, w2, b2, again)
   a_in[0], a_in[1] = id_of(x, "gelu_mlp"), id_of(w1, "gelu_mlp", "first weight")
   a_in[2] = id_of(w2, "gelu_mlp", "second weight")

@@ -175,7 +175,8 @@ function M.register_parametrization(m, name, parametrization)
   return m
 end
 
--- The original that becomes the parameter: the last one of the value's shape and dtype, because optimizers know it.
+-- The original that becomes the ordinary parameter: the last one with the value's shape and dtype. It is used again
+-- because optimizers already have it.
 local function successor(own, value)
   for k = #own, 1, -1 do
     local p = own[k]

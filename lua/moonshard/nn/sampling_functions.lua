@@ -13,7 +13,7 @@ local M = {}
 
 -- ---- grid_sample ------------------------------------------------------------------------------------
 
--- Converts coordinates c, from -1 to 1, to places in elements, from 0.
+-- Converts coordinates c, where -1 and 1 are the borders, to positions in elements, from 0.
 local function places_of(c, size, align)
   if align then return (c + 1) / 2 * (size - 1) end
   return ((c + 1) * size - 1) / 2
@@ -182,7 +182,7 @@ function M.affine_grid(theta, size, given)
     local whole, parts = {}, {}
     for d = 1, dims do whole[d] = size[2 + d] end
     whole[dims + 1] = 1
-    for d = dims, 1, -1 do                                -- x, the last dimension, first
+    for d = dims, 1, -1 do                                -- x, which is the last dimension, comes first
       local count, sizes = size[2 + d], {}
       local line = create.arange(count, kind)
       if align then line = count > 1 and line * (2 / (count - 1)) - 1 or line * 0

@@ -79,7 +79,7 @@ local SpectralNorm = Module:extend "SpectralNorm"
 
 local function unit(x, eps) return x / x:norm():clamp(eps) end
 
--- The weight as a matrix whose rows are the indices of dimension dim.
+-- The weight as a matrix with a row for each index of dimension dim.
 local function matrix_of(w, dim)
   if dim ~= 1 then w = w:transpose(1, dim) end
   return w:reshape(w:size(1), -1)
