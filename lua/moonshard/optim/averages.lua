@@ -65,7 +65,8 @@ function EMA:update()
   no_grad(scope.scope, update, self)
 end
 
--- _exact: by position, an average in float32 whose parameter, of another dtype, has its rounded values now.
+-- _exact: by position of the parameter, a copy of the average in float32, kept while the parameter, of another dtype,
+-- has the average's rounded values.
 local function swap(self)
   for k, p in ipairs(self._params) do
     local part, average, exact = shards.part_of(p):detach(), self._averages[k], self._exact[k]

@@ -131,7 +131,7 @@ local function split(state, bucket)
   return plan
 end
 
--- Batched: treats the whole bucket as one square matrix, padded with zeros.
+-- For batched_powerSGD_hook: treats the whole bucket as one square matrix, padded with zeros.
 local function square(state, bucket)
   local numel = bucket.flat:numel()
   local n = math.ceil(math.sqrt(numel))
@@ -141,8 +141,8 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
--- Stores a run's approximation error and, with warm_start, its Q for the next run; drops both if the iteration was given
--- up, because the error must not contain gradients of a failed step.
+-- Stores the approximation error of a bucket's compression and, with warm_start, its Q for the next iteration; drops
+-- both if the iteration was given up, because the error must not contain gradients of a failed step.
 local function settle(state, run, ok)
   local memory = run.memory
   local fresh = { error = run.error, q = state.warm_start and run.q or nil }
@@ -154,14 +154,14 @@ local function settle(state, run, ok)
   if not state.warm_start and run.q then run.q:release() end
 end
 
--- Waits for a run's collectives without computing its result.
+-- Waits for the collectives that `begin` started, without computing their result.
 local function give_up(run)
   for _, work in ipairs { run.rest_work or false, run.p_work or false } do
     if work then pcall(work.wait, work) end
   end
 end
 
--- Begins to compress a bucket: everything up to the all-reduce of P. Returns a run, which finish completes.
+-- Begins to compress a bucket: everything up to the all-reduce of P. Returns a table from which `finish` continues.
 local function begin(state, bucket, batched)
   local flat, world = bucket.flat, dist.world_size(state.group)
   local plan

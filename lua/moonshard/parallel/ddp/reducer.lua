@@ -21,7 +21,7 @@ local ipairs, pcall, error = ipairs, pcall, error
 local function make_buckets(st)
   if not st.lists then return end
   st.buckets = buckets.build(st.lists, st.reduce_dtype)
-  st.lists, st.place = nil, {}                  -- parameter -> { bucket, position in it }
+  st.lists, st.place = nil, {}                  -- place: parameter -> { bucket, position in it }
   for _, b in ipairs(st.buckets) do
     for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
   end
