@@ -2,8 +2,8 @@
 // train/optim_body.h -- the optimizers' loops over one block; optim.c includes it once per element type with
 //   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x) and STORE(x) (T to REAL and back), N(name)
 //   (this type's loop) and R(name) (the formula in REAL).
-// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim. If HALF
-// is defined, for float16 and bfloat16, PIECE elements at a time are converted to float32 and stepped by its loops.
+// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim. HALF is
+// defined for float16 and bfloat16: PIECE elements at a time are converted to float32 and stepped by float32's loops.
 
 // The part of a job from element `at` on.
 static job N(part)(const job *j, int64_t at)

@@ -60,7 +60,7 @@ static ms_status sum_of(const flags *f, double *sum)
 typedef struct {
     flags found;
     ms_captured_work *end;  // the mark after the optimizer's step (ms__capture_mark)
-    uint64_t offset;        // the random generator's offset when that step was recorded
+    uint64_t offset;        // the random generator's offset before the optimizer's step was recorded
 } unless_work;
 
 static ms_status repeat_unless(void *arg, ms_captured *c)
