@@ -116,7 +116,7 @@ function M.options(argv, more)
 end
 
 --- For a benchmark over ranks, called first. In a rank it returns. Started without mpirun it runs the script under
---- mpirun, one job per entry, and exits.
+--- mpirun, once for each entry of `jobs`, and exits.
 ---@param jobs (integer|string)[]  numbers of ranks, each with further options
 ---@param argv table  the script's arguments
 ---@param more? table<string, string>  as for M.options

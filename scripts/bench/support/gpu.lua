@@ -1,7 +1,8 @@
 #!/usr/bin/env luajit
 -- SPDX-License-Identifier: MIT
 --- Rates of device cuda, for scripts/gpu_check: copies, products, attention, kernels against the bytes that they must
---- move. The host measures many calls followed by one synchronisation; the best of several such times counts.
+--- move, and steps of small models. The host measures many calls followed by one synchronisation; the best of several
+--- such times counts.
 ---
 ---   luajit scripts/bench/support/gpu.lua [--group NAME] [--quick]   measures; --quick: tiny sizes
 ---   MOONSHARD_CUDA=null luajit scripts/bench/support/gpu.lua --predict FILE
@@ -33,7 +34,7 @@ ms.manual_seed(1)
 local function on(dtype, grad) return { device = "cuda", dtype = dtype, requires_grad = grad } end
 local BF16, F32 = "bfloat16", "float32"
 
--- ---- cases: name, group, fn (makes the tensors, returns the call), and what a call moves or computes ----
+-- ---- cases: group, name, what a call moves or computes, make (makes the tensors and returns the call) ----
 
 local cases = {}
 local function case(in_group, name, what, make)

@@ -135,7 +135,7 @@ def small_step(layers):
 
 
 for layers in 2, 12:
-    for kind in "step", "captured step":  # both beside eager PyTorch
+    for kind in "step", "captured step":  # PyTorch's eager step is the peer of both
         case("steps", f"{kind} of an MLP of {layers} layers of 32, batch 8", 500)(small_step(layers))
 
 

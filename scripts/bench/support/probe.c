@@ -201,8 +201,8 @@ EXPORT void *probe_memory(double bytes)
 EXPORT void probe_free(void *p) { free(p); }
 EXPORT double probe_now(void) { return now(); }
 
-// Seconds to write (and sync) or read a file of `bytes` past the page cache, sequentially in chunks; < 0 if that is not
-// supported.
+// Seconds to write (and sync) or read a file of `bytes` past the page cache, sequentially in chunks; < 0 if that fails,
+// for example because the file system does not support O_DIRECT.
 EXPORT double probe_direct(const char *path, double bytes, double chunk, int write)
 {
     size_t n = (size_t)chunk, total = (size_t)bytes / 4096 * 4096, done = 0;

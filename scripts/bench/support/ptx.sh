@@ -32,7 +32,7 @@ if [ $# = 2 ]; then
     one "$2"
 else
     exec 9>"$out/lock"
-    flock 9                 # only one process at a time compiles
+    flock 9                 # one run at a time, which compiles several files at once
     # The largest first: two of them take most of the time.
     find kernels/cuda -name '*.cu' -printf '%s %f\n' | sort -rn | sed 's,.* ,,; s,\.cu$,,' |
         xargs -P "$(nproc)" -n 1 "scripts/bench/support/ptx.sh" "$out"
