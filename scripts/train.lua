@@ -344,7 +344,7 @@ local function save_if_finite(step)
   say("step %d: no checkpoint: the weights are not finite", step)
 end
 
--- Ends every rank before the end of the script, and writes no checkpoint itself. With a text, rank 0 prints the reason.
+-- Called on all ranks: ends the script with a status, and saves nothing. Rank 0 prints the reason, if one is given.
 local function end_unfinished(status, format, ...)
   run:finish()
   if format and rank == 0 then io.stderr:write("train: ", format:format(...), "\n") end

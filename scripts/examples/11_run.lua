@@ -7,7 +7,7 @@ local data, nn, optim = ms.data, ms.nn, ms.optim
 
 local folder = os.tmpname() .. ".run"
 
--- The same call begins the run and continues it after its latest checkpoint, which has `state`, too.
+-- The same call begins the run and continues it after its latest checkpoint, which also holds `state`.
 local function train(out, stop)
   ms.manual_seed(1)
   local x = ms.rand(640, 2)

@@ -54,6 +54,6 @@ for _ = 1, 20 do
   schedule:step(error)
   if stopping:update(error) then break end
 end
-local naive = evaluate(function(x) return x:select(3, 1):narrow(2, PAST - 6, AHEAD) end)    -- next week is as this one
+local naive = evaluate(function(x) return x:select(3, 1):narrow(2, PAST - 6, AHEAD) end)    -- repeats the last week
 print(("mean error %.3f, naive %.3f"):format(stopping.best, naive))
 print(stopping.best < naive and "better than the naive forecast" or "no better than the naive forecast")

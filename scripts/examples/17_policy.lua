@@ -46,7 +46,7 @@ for update in ms.steps(UPDATES) do
   optimizer:zero_grad()
   loss:backward()
   optimizer:step()
-  last = alive_at:sum():item() / N                                  -- steps that a pole stayed up
+  last = alive_at:sum():item() / N                                  -- mean number of steps that a pole stayed up
   first = first or last
   if update % 10 == 0 then print(("update %d  steps %.0f"):format(update, last)) end
 end

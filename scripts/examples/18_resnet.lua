@@ -47,7 +47,7 @@ for epoch = 1, EPOCHS do
     optimizer:zero_grad()
     mean:update(loss)
   end
-  say(("epoch %d  loss %.2f"):format(epoch, mean:compute()))      -- over all ranks: every rank makes the call
+  say(("epoch %d  loss %.2f"):format(epoch, mean:compute()))      -- the mean over all ranks; compute is collective
 end
 
 model:eval()

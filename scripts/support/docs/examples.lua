@@ -162,7 +162,7 @@ end
 
 local function path_of(root, page) return ("%s/docs/api/examples/%s.txt"):format(root, page.file) end
 
---- Assigns an example to every entry.
+--- Reads the files of examples, and assigns each example to its entry.
 function M.read(root, pages, fault)
   local by_name = {}
   for _, page in ipairs(pages) do

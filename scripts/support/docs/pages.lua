@@ -10,7 +10,8 @@ local engine = require "moonshard.core.ffi"
 
 local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
 
--- Names of the engine's methods: differentiable functions of one tensor, or all others.
+-- Names of the tensor methods that the operator table defines: differentiable functions of one tensor, with their
+-- in-place versions; or all others.
 local function listed(functions)
   local names = {}
   for op = 0, lib.ms_op_count() - 1 do
@@ -33,7 +34,7 @@ end
 -- A class that only defines methods that its base class describes.
 local function unlisted(class) return section("", "", class, "") end
 
--- Methods of a class of the library, by one of its instances.
+-- The methods of an object's class.
 local function methods_of(object)
   local class = getmetatable(object)
   return type(class.__index) == "table" and class.__index or class

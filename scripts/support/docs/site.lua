@@ -43,7 +43,7 @@ local function target_of(path)
   return (inside and inside:gsub("README$", "index") or path:match "^(.*)%.md$":lower()) .. ".html"
 end
 
--- A path of the tree, from a link in a file of it.
+-- The path from the tree's root to the target of a link in a file of the tree.
 local function resolved(from, link)
   local path, n = (from:match "^(.*/)" or "") .. link, 1
   while n > 0 do path, n = path:gsub("[^/]+/%.%./", "", 1) end
@@ -92,7 +92,7 @@ local function convert(root, pages, folder)
   return true
 end
 
--- Points links to documents at their pages. Adds other files of the tree that are linked to `copied`.
+-- Makes links to documents point at their pages. Appends to `copied` the other files that the page links to.
 local function relink(root, page, targets, copied, fault)
   page.body = page.body:gsub('(%f[%a][hs][er][ec]f?=")([^"]*)"', function(attribute, link)
     if link:find "^%a+:" or link:find "^#" then return nil end

@@ -60,7 +60,7 @@ function M.library_folders()
   return folders
 end
 
--- These specs choose their own device, the emulated GPU or none.
+-- These specs do not use the device under test: they choose the emulated GPU or the null device, or need none.
 local ELSEWHERE = { emulator_spec = true, null_spec = true, kernel_table_spec = true, plugin_spec = true,
   cublaslt_spec = true, gpt2_bench_spec = true, gpu_check_spec = true, cudnn_spec = true }
 
