@@ -22,9 +22,10 @@ inline const char *cudaGetErrorName(cudaError_t e)
                                             : "cudaError";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-// For specs: what MOONSHARD_CUDA_PRETEND makes this GPU or its driver look like, so that the engine refuses it.
+
 namespace ms_shim
 {
+// Whether MOONSHARD_CUDA_PRETEND is `what`: specs set it to make the driver or a GPU look too old for the engine.
 inline bool pretends(const char *what)
 {
     const char *s = getenv("MOONSHARD_CUDA_PRETEND");

@@ -53,8 +53,8 @@ struct block_state {
 };
 
 #if defined(__x86_64__)
-// Saves the callee-saved registers on the present stack, switches stacks and jumps into the other fiber: the processor
-// predicts a `ret` by the calls before it, which were made on the other stack.
+// Saves the callee-saved registers on the present stack, switches stacks and jumps into the other fiber. A `ret` would
+// be mispredicted: the processor would predict a return to the caller, which is in the fiber that is left.
 __attribute__((naked, noinline)) inline void switch_stacks(void ** /* from */, void * /* to */)
 {
     __asm__("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"

@@ -13,7 +13,7 @@ struct all_counters {
     counters *own = nullptr;
     std::map<std::pair<long, long>, counters *> mapped;  // of other processes, by process and descriptor
 };
-inline all_counters &between = *new all_counters;  // never destroyed: streams may use it
+inline all_counters &between = *new all_counters;  // never destroyed: streams may use it during exit
 
 inline counters *map_counters(int fd)
 {

@@ -155,7 +155,7 @@ struct ncclComm {
     uint64_t steps = 0;  // barriers so far; without a lock, because operations run one after the other
     uint64_t splits = 0;
     long operations = 0;
-    ms_shim::flag last = std::make_shared<std::atomic<int>>(1);  // done when the latest operation is
+    ms_shim::flag last = std::make_shared<std::atomic<int>>(1);  // 1 when the latest operation has ended
 
     member &me() { return mem->of[rank]; }
     char *room(int k) { return (char *)(mem + 1) + (size_t)k * ROOM; }

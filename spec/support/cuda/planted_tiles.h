@@ -4,7 +4,7 @@
 uint16_t bf16_of(float v) { return ms_float_to_bf16(v).bits; }
 uint16_t f16_of(float v) { return ms_float_to_f16(v).bits; }
 
-// d (16 x 8) = 2 a (16 x 16) b (16 x 8), all by rows: the product is added twice. The fragments are made element by
+// d (16 x 8) = 2 a (16 x 16) b (16 x 8), all row-major: the product is added twice. The fragments are made element by
 // element as PTX's manual lists them: "mma.m16n8k16 with floating point type".
 __global__ void product(const uint16_t *a, const uint16_t *b, float *d, int f16)
 {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# driver.sh FOLDER [OPTION]...: makes FOLDER/libcuda.so.1 from driver.c, compiled with these options, and the names of
-# the toolkit's stub. A function that driver.c does not have returns 999, CUDA_ERROR_UNKNOWN.
+# driver.sh FOLDER [OPTION]...: makes FOLDER/libcuda.so.1 from driver.c, compiled with these options, and the function
+# names of the toolkit's stub. A function that driver.c does not have returns 999, CUDA_ERROR_UNKNOWN.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 out=${1:?driver.sh: which folder}

@@ -251,7 +251,8 @@ std::map<int64_t, tensor> arguments(const node *graph)
     }
     return out;
 }
-// Whether the library takes the graph: heads have a multiple of 8 columns, up to 128, and strides are multiples of 8.
+// Whether cuDNN accepts the graph: heads of half types have a multiple of 8 columns, up to 128, and their strides other
+// than 1 are multiples of 8.
 bool takes(const node *graph)
 {
     for (const auto &[id, t] : arguments(graph)) {

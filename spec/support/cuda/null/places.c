@@ -15,7 +15,8 @@ static struct {
     int n;
 } tables[TABLES];
 static int next_table;
-// The latest 64 temporary buffers of operators; number n is at n % 64. An address inside one counts as that buffer.
+// The latest 64 temporary buffers of operators; number n is at n % 64. An address inside one stands for the rest of
+// that buffer.
 static struct {
     const char *p;
     size_t bytes;

@@ -130,7 +130,7 @@ extern void *__real_dlsym(void *lib, const char *name);
 extern int __real_dlclose(void *lib);
 void *__wrap_dlopen(const char *name, int flags)
 {
-    if (name && strstr(name, "libcudnn.so")) return NULL;  // it would run on a GPU
+    if (name && strstr(name, "libcudnn.so")) return NULL;  // cuDNN needs a GPU
     return name && strstr(name, "libcublasLt.so") ? &library : __real_dlopen(name, flags);
 }
 int __wrap_dlclose(void *lib) { return lib == &library ? 0 : __real_dlclose(lib); }

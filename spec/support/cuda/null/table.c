@@ -6,7 +6,7 @@ extern const ms_cuda_table ms_cuda_table_v1;
 static const ms_cuda_engine *engine;
 static ms_cuda_engine watched;
 
-enum { OPERATORS = 1024 };  // a power of two
+enum { OPERATORS = 1024 };
 static struct {
     const char *name;
     ms_status (*run)(ms_call *c);
