@@ -9,7 +9,7 @@ local M = {}
 
 M.is_there = os.execute "command -v chromium >/dev/null 2>&1" == 0
 
---- The reason to append to the title of a spec that is pending without Chromium; "" if there is one.
+--- The reason to append to the title of a spec that is pending without Chromium; "" if Chromium is installed.
 M.missing = M.is_there and "" or ": there is no chromium; scripts/setup --with chromium"
 
 -- ---- the protocol ----------------------------------------------------------------------------------------
@@ -108,7 +108,6 @@ function M.page(path, given)
   return self
 end
 
---- Sets the size of the window.
 function Page:size(width, height)
   self:call("Emulation.setDeviceMetricsOverride", { width = width, height = height, deviceScaleFactor = 1,
     mobile = false })
@@ -156,7 +155,6 @@ function Page:drag(x1, y1, x2, y2, held)
   self:frame()
 end
 
---- Moves the mouse.
 function Page:hover(x, y)
   self:call("Input.dispatchMouseEvent", { type = "mouseMoved", x = x, y = y })
   self:frame()
@@ -210,7 +208,6 @@ end
 --- Writes the page as it is printed (PDF).
 function Page:print(path) save(self:call("Page.printToPDF", { printBackground = true }).data, path) end
 
---- Ends the browser.
 function Page:close()
   pcall(self.call, self, "Browser.close")
   self.child:stop()

@@ -12,7 +12,7 @@ function M.batch(rank, step, options)
   return ms.randn(options.rows or 8, 10, { dtype = options.dtype or "float64" })
 end
 
---- Copies of the existing gradients.
+--- Copies of the gradients of all parameters.
 function M.now(model)
   local out = {}
   for k, p in ipairs(model:parameters()) do out[k] = p.grad:clone() end

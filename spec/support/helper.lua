@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Runs before every busted run (named in .busted). Makes `require "moonshard"` work from the source tree, undoes
---- busted's changes to LuaJIT's ffi, makes a run fail that a spec ends by os.exit, or that has no tests although it
---- shares its files with no other run, and shares the files with runs beside it.
+--- busted's changes to LuaJIT's ffi, and shares the spec files with runs beside it. A spec that calls os.exit fails; a
+--- run without tests fails unless it shares its files with others.
 local ffi = require "ffi"
 local busted = require "busted"
 local lfs = require "lfs"
@@ -77,7 +77,7 @@ end)
 
 if lfs.attributes(root .. "/lua/moonshard/init.lua") then
   require "moonshard"
-  -- Steps of loops that a test left by an error would otherwise own the tensors of the next tests.
+  -- A loop over ms.steps that an error has ended leaves its scopes open, and they would own the next test's tensors.
   local close_all_left = require("moonshard.tensor.scope").close_all_left
   busted.subscribe({ "test", "end" }, function() close_all_left() return nil, true end)
 end

@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- One disturbed job: a rank is killed, stopped or loops at a chosen place, and this process observes the job.
+--- Runs a job in which one rank, the victim, is killed, stopped or loops at a chosen place, and observes the job.
 ---
 ---   local inject = require "spec.support.inject"
 ---   local r = inject.run { world = 2, victim = 1, how = "killed", where = "compute", limit = 1, delay = 0.02 }
 ---   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of leftovers
 ---
 --- The victim signals itself by a kernel timer, so the signal may arrive at any instruction. `named`: seconds from the
---- injection until the job's stderr names the victim; if a stopped or looping victim is disturbed before its peers
---- wait, from the moment when the first of them waits, because their time limit begins there. `gone`: seconds from the
---- naming to the end of mpirun.
+--- injection until the job's stderr names the victim; if the victim stops or loops before its peers wait, from the
+--- moment when the first of them waits, because their time limit begins there. `gone`: seconds from the naming to the
+--- end of mpirun.
 local process = require "spec.support.process"
 
 local inject = {

@@ -63,7 +63,7 @@ local function start(file, out)
     env = { LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root), OMP_NUM_THREADS = "1" } })
 end
 
---- Trains STEPS steps without disturbance, then again with kills. Returns the number of kills that found the job
+--- Trains given.steps steps without kills, then again with kills. Returns the number of kills that found the job
 --- running, and the number of lines that were superseded. Raises at the first fault.
 ---@param given {folder: string, steps: integer, kills: integer, random: function, after: function}
 ---   random: returns a number from 0 to 1; after: called after each kill of a run that has logged lines, with the
@@ -89,7 +89,7 @@ function M.run(given)
     os.remove(out .. ".note")
     child = start(file, out)
     if kills < given.kills then
-      -- Three of four kills come after the run has begun to log, when most processes have long started.
+      -- Three of four kills wait until the process has changed metrics.jsonl; the others may come while it starts.
       if given.random() < 0.75 then
         local size = #process.read(out .. "/metrics.jsonl")
         while #process.read(out .. "/metrics.jsonl") == size and not child:poll() do process.sleep(0.001) end

@@ -2,7 +2,7 @@
 --- Overlap (docs/semantics.md#overlap), for specs: the time of a forward or backward of slow layers beyond the layers'
 --- own time, when every collective is delayed. The sleep of each layer is measured, and the bound is counted in delays
 --- of the same run. If a rank is preempted, the run takes longer, or a sleep does and then hides more of a collective.
---- Runs are therefore repeated, with longer delays, until one is undisturbed.
+--- Runs are therefore repeated, with longer delays, until the expected numbers are met.
 local assert = require "luassert"
 
 -- In the first run, milliseconds of a collective's delay (DELAY) and of a layer's forward (LAYER; its backward takes

@@ -34,14 +34,12 @@ function Pty.start(command, environment)
   return setmetatable({ master = master, pid = pid, text = "" }, Pty)
 end
 
---- Sets the size of the terminal.
 ---@param columns integer
 function Pty:resize(columns)
   local size = ffi.new("unsigned short[4]", 24, columns, 0, 0)
   assert(ffi.C.spec_ioctl_size(self.master, TIOCSWINSZ, size) == 0)
 end
 
---- Types text.
 function Pty:type(text)
   assert(unistd.write(self.master, text))
 end

@@ -2,8 +2,8 @@
 --- luajit save_once.lua KIND PATH VALUE: saves once; every element is VALUE. For durability_spec, which kills it or
 --- makes a system call fail. KIND: `file` (ms.save), `folder` (fsdp.save of a model), `large` (a file that is
 --- written without the page cache), `inside` (as folder, but strace makes renameat2 fail). Two attempts to open files
---- that do not exist mark the begin and end of the save. Prints when the save begins, and its result. As a module it
---- returns `save(kind, path, value)`, which prepares such a save.
+--- that do not exist mark the beginning and the end of the save. Prints when the save begins, and its result. As a
+--- module it returns `save(kind, path, value)`, which prepares such a save.
 local root = arg and arg[0] and arg[0]:match "^(.*)spec/support/save_once%.lua$"
 if root then package.path = ("@lua/?.lua;@lua/?/init.lua;"):gsub("@", root) .. package.path end
 local ms = require "moonshard"

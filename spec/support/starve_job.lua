@@ -3,7 +3,7 @@
 --- message" for each n to FOLDER/outcomes.
 ---
 ---   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE
----     one process, forked for each n, so that all lists are empty
+---     one process, forked for each n, so that each run starts before the engine's lists have grown
 ---   starve_job.lua SCENARIO malloc|pool FOLDER loop CULPRIT STRIDE
 ---     several ranks: one n after the other in one job, failing on the culprit rank
 ---   starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N
@@ -32,7 +32,7 @@ local function arm(n)
   return lib.ms_fail_allocation(n)
 end
 
--- Runs the scenario, with failing allocation n if `armed`. Returns the outcome, the error's text, the seconds, and
+-- Runs the scenario, and makes allocation n fail if `armed`. Returns the outcome, the error's text, the seconds, and
 -- whether allocation n was reached.
 local function attempt(n, armed, want, place)
   local begun = ms.time()
