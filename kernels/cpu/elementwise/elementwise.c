@@ -137,8 +137,8 @@ static ms_status compare(ms_call *c, int n, const ms_loop_fn *fns)
              (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-// The scalar is first rounded to the tensor's dtype (0.1 equals the float16 of 0.1). An integer tensor and a fraction
-// are compared in float64.
+// A floating-point tensor's scalar is first rounded to its dtype (0.1 equals the float16 of 0.1). An integer tensor and
+// a number that no int64 equals are compared in float64.
 static ms_status compare_scalar(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->in[0]->dtype, cls = arithmetic_class(dtype);
@@ -197,7 +197,7 @@ ms_status ms__cpu_masked_fill(ms_call *c)
 static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)
 {
     ms_tensor *each = NULL;
-    if (MS_UNLIKELY(ms__loop_asked != NULL)) return MS_OK;  // describes nothing: the call is not a single loop
+    if (MS_UNLIKELY(ms__loop_asked != NULL)) return MS_OK;  // asked by ms__cpu_prepare_loop: this is no single loop
     MS_TRY(ms__tensor_new(&each, MS_BOOL, MS_CPU, ndim, shape, c->op->name));
     if (each->numel)
         ms__loop(3, (ms_tensor *[]) { each, c->in[0], c->in[1] }, (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls },

@@ -137,7 +137,6 @@ static void convert_row(const ms_loop *l, int64_t n, char *const *at)
     }
 }
 
-// Computes one row along the innermost dimension.
 static void run_row(const ms_loop *l, int64_t n, char *const *at)
 {
     void *x[MS_LOOP_MAX] = { 0 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cpu/index/embedding.c -- looks up rows of a table. Backward adds the gradients of each id in the order in which the
-// id occurs (a stable counting sort), so that no two threads write the same row and half types round once. If the table
-// has a gradient already, sums of rows are added to it in place; the result is bitwise the same as adding a separate
-// gradient.
+// cpu/index/embedding.c -- looks up rows of a table. Backward groups the positions by id (a stable counting sort) and
+// adds the gradients of each id in order, so that no two threads write the same row and a sum of half types is rounded
+// once. If the table has a gradient already, these sums are added to it in place; the result is bitwise the same as
+// adding a separate gradient.
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
 

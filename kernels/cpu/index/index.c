@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/index/index.c -- CPU kernels that read or write by position. All positions are checked before anything is
-// written. Threads divide the lines, which are independent (a line: all dimensions fixed but the indexed one). Within a
+// cpu/index/index.c -- CPU kernels that read or write by position. All positions of a call are checked before the first
+// is used. Threads divide the lines, which are independent (a line: all dimensions fixed but the indexed one). Within a
 // line, elements are processed in index order, so sums repeat bitwise.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/linalg/lapack.c -- loads LAPACK: see lapack.h. The engine is built without its headers: Fortran's interface has
-// not changed for decades, and a machine without the library lacks only ms.linalg.
+// not changed for decades, and without the library only ms.linalg and what calls it fail.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/linalg/least_body.h -- part of linalg.c, as linalg_body.h: kernels that use singular values, and least squares.
+// cpu/linalg/least_body.h -- part of linalg.c, included for float and double: pinv, det_backward and lstsq.
 
 // Scales row k of a decomposition's vt by factor[k].
 static void N(scale_rows)(N(singular_values) * v, const REAL *factor)
@@ -49,7 +49,7 @@ static ms_status N(det_backward)(const linalg_call *l)
         int sign = N(factor)(l, n, x, pivots);
         memcpy(x, v.vt, bytes);
         sign *= N(factor)(l, n, x, pivots);
-        // others[k]: sign = det(U) det(Vt), times the product of all singular values but number k.
+        // others[k] is det(U) det(Vt), which is `sign`, times the product of all singular values but number k.
         REAL *others = x, before = (REAL)sign, after = 1;
         for (int k = 0; k < n; k++) others[k] = before, before *= v.s[k];
         for (int k = n - 1; k >= 0; k--) others[k] *= after, after *= v.s[k];

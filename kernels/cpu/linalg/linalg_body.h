@@ -37,7 +37,7 @@ static bool N(finite)(int64_t n, const REAL *x)
     return sum == 0;
 }
 
-// The size of a work array. best: the size that LAPACK asked for, as a number, which may have been rounded down.
+// The size of a work array. best: the size that LAPACK asked for, in floating point, where it may be rounded down.
 static int N(work_size)(REAL best) { return (int)(best + 4 * EPSILON * best) + 1; }
 
 static ms_status N(inv)(const linalg_call *l)

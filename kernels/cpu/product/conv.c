@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv.c -- convolutions on the CPU. oneDNN computes large ones in float32 without groups, where it has
-// a fast kernel (cpu/product/onednn_conv.c). For all others each image is unfolded to a matrix with one row per kernel
-// element (im2col), and one matrix product per group computes the output, in every dtype and with the guarantees of
-// products (fixed order of sums, any number of threads). The matrices of small images are multiplied side by side, as
-// many as give a product COLUMNS columns; their number depends on shapes alone. For a kernel of size 1 with stride 1,
-// no padding and no bias, an image that is multiplied alone is itself that matrix, and nothing is copied.
+// cpu/product/conv.c -- convolutions on the CPU. oneDNN computes large ones in float32 without groups, where it has a
+// fast kernel (cpu/product/onednn_conv.c). For all others each image is unfolded to a matrix with one row per kernel
+// element (im2col), and one matrix product per group computes the output, in every float dtype and with the guarantees
+// of products (fixed order of sums, any number of threads). The matrices of small images are multiplied side by side,
+// as many as give a product COLUMNS columns; their number depends on shapes alone. For a kernel of size 1 with stride
+// 1, no padding and no bias, an image that is multiplied alone is itself that matrix, and nothing is copied.
 //
 // A convolution (rows/spatial/conv.h) has three parts: its output, the gradient of its weight, and that of its image. A
 // transposed convolution computes the third from its input, and its gradients are the other two.
@@ -60,7 +60,6 @@ static bool next_product(job *j, int64_t k)
 // Whether the images themselves serve as the unfolded matrices.
 static bool in_place(const job *j) { return j->at_once == 1 && ms__conv_pointwise(&j->v); }
 
-// The address of element `at` of a tensor.
 static char *element(const job *j, const ms_tensor *t, int64_t at)
 {
     return (char *)ms__data(t) + (size_t)at * j->size;

@@ -428,7 +428,6 @@ static dnnl_status_t divide(plan *p, bool *takes)
     return dnnl_success;
 }
 
-// Allocates the blocked operands, sums and scratch memory.
 static ms_status make_room(plan *p, ms_block **out)
 {
     for (int i = 0; i < 4; i++) {

@@ -183,7 +183,6 @@ static void R(forward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
     }
 }
 
-// Projects the states of a step.
 static void R(project_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
@@ -282,7 +281,6 @@ static void R(unit_back)(const pass *w, int64_t r, int64_t unit, int64_t n, cons
     } else R(rnn_back_row)(&u, w->relu);
 }
 
-// to += from
 static MS_KERNEL void R(add_row)(int64_t n, REAL *restrict to, const REAL *restrict from)
 {
     for (int64_t j = 0; j < n; j++) to[j] += from[j];

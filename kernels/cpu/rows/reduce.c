@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/reduce.c -- reductions over dimensions on the CPU, called folds below.
 //
-// The shape alone determines how a fold is divided: blocks of BLOCK elements are folded in 64 lanes (at every ISA
-// level), the results of the blocks are combined in order in the wide type, and long folds are divided into up to
-// SEGMENTS parts that any thread may compute. Results therefore depend neither on the ISA level nor on the number of
-// threads.
-//
-// There are two ways to traverse a tensor. By rows: the elements of one fold are read one after another. By columns:
-// the elements along the last kept dimension, each of which belongs to a different fold, are read together and added to
-// a row of accumulators.
+// There are two ways to traverse a tensor. By rows: the elements of one fold are read one after another, and blocks of
+// BLOCK elements are folded in 64 lanes, at every ISA level. By columns: the elements along the last kept dimension,
+// each of which belongs to a different fold, are read together and folded into a row of accumulators, ROWS rows at a
+// time. Either way the results of blocks are combined in order in the wide type, and long folds are divided into up to
+// SEGMENTS parts that any thread may compute. Shapes and strides alone determine the traversal and the division, so
+// results depend neither on the ISA level nor on the number of threads.
 #include "cpu/cpu.h"
 #include "cpu/rows/fold.h"
 #include "formulas/math32.h"

@@ -57,7 +57,6 @@ MS_INLINE int64_t R(rest)(const ms_pooling *p, int64_t d, int64_t h)
     return ms_window_count(&p->w[0], d, padding) * ms_window_count(&p->w[1], h, padding);
 }
 
-// Computes rows of the output.
 static void R(rows)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const pool_job *j = arg;
