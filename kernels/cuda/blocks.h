@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/blocks.h -- helpers of kernels that stream through memory: accesses of 16 bytes, sums over warps and groups of
-// threads, channels in shared memory, and column sums in two levels. Kernels that sum must be started by launch_blocks.
+// threads, channels in shared memory, and column sums in two levels. Kernels that sum must be started by launch_blocks
+// or launch_shared.
 #ifndef MS_CUDA_BLOCKS_H
 #define MS_CUDA_BLOCKS_H
 

@@ -6,7 +6,7 @@
 
 // ---- copies without conversion, which move bytes and so keep the payload of NaN ----
 
-// A thread moves EACH elements of l.size[0] bytes; neighbouring threads move neighbouring elements.
+// A thread moves EACH elements of type V; neighbouring threads move neighbouring elements.
 #define EACH_OF(size) ((size) > 2 ? 4 : 8)
 template <class V> static __device__ __forceinline__ void move(const strided &l)
 {
@@ -280,9 +280,9 @@ enum { SUM = MS_DIST_SUM, AVG = MS_DIST_AVG, MAX = MS_DIST_MAX, MIN = MS_DIST_MI
 struct reduction {
     int how, n_ranks, n_dst, n_parts;
     double scale;
-    int64_t block[PARTS];  // the first block of each part
-    int64_t numel[PARTS], zeros[PARTS];
-    const char *src[POINTERS];  // sources of all parts, then destinations
+    int64_t block[PARTS];                // the first block of each part
+    int64_t numel[PARTS], zeros[PARTS];  // elements that are reduced; elements after them that are set to 0
+    const char *src[POINTERS];           // sources of all parts, then destinations
 };
 
 // The part that contains block b.
@@ -425,8 +425,8 @@ struct copies {
     int n;
     int64_t block[COPIES], numel[COPIES];
     void *dst[COPIES];
-    const void *src[COPIES];
-    uint8_t to[COPIES], from[COPIES];  // dtypes; both are MS_U8 if bytes are copied without conversion
+    const void *src[COPIES];           // NULL: dst is set to 0
+    uint8_t to[COPIES], from[COPIES];  // dtypes; both are MS_U8 where bytes are copied, or set to 0
 };
 
 template <class D, class S> static __device__ inline void cast_span(D *dst, const S *src, int64_t first, int64_t last)

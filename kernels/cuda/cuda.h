@@ -6,8 +6,9 @@
 // runs the kernels on the CPU thread by thread. They may use only what the shim provides: launches by the functions
 // below, barriers and shared memory only in kernels started by launch_blocks or launch_shared.
 //
-// Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give the CPU's results bit by bit. The
-// order of a kernel's sums depends only on shapes, strides, dtypes and whether rows begin at a multiple of 16 bytes.
+// Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give the CPU's results bit by bit,
+// except where they call libm. The order of a kernel's sums depends only on shapes, strides, dtypes and whether rows
+// begin at a multiple of 16 bytes.
 #ifndef MS_CUDA_H
 #define MS_CUDA_H
 
@@ -70,7 +71,8 @@ struct on_stream {
 
 static inline int index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
 
-// Copies (with conversion to dst's dtype) and fills: copy.cu; conversions alone: elementwise.cu.
+// copy_tensor, which converts to dst's dtype, and fill_tensor are in copy.cu. convert, in elementwise.cu, is what
+// copy_tensor calls where the dtypes differ.
 ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_convert(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
@@ -199,7 +201,7 @@ static ms_status launch_shared(const char *what, int index, void (*kernel)(P...)
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // The grid of at least `threads` threads of a kernel without barriers: blocks of 64 threads where blocks of 256 would
-// be fewer than two for each multiprocessor.
+// be fewer than two for each of an H100's 132 multiprocessors.
 struct grid {
     int64_t blocks;
     int threads;

@@ -249,7 +249,8 @@ static ms_status compare(ms_call *c, int n, int code)
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
     return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), { code });
 }
-// The scalar is first rounded to the tensor's dtype. An integer tensor and a fraction are compared in float64.
+// A floating-point tensor's scalar is first rounded to its dtype. An integer tensor and a number that no int64 equals
+// are compared in float64.
 static ms_status compare_scalar(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };

@@ -381,7 +381,6 @@ static ms_status join_segments(const char *what, int index, const fold_plan &p, 
                          parts, r);
 }
 
-// Folds every segment.
 template <class W>
 static ms_status fold_segments(const char *what, int index, const fold_plan &p, const fold_of &f,
                                const fold_result<W> &r)

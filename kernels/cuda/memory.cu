@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/memory.cu -- memory of the device, also as other processes of this machine see it.
+// cuda/memory.cu -- memory of the device, and sharing it with other processes of this machine.
 //
 // There are two ways to share an allocation. CUDA IPC has a handle for memory of cudaMalloc. Where the driver gives
 // none, memory is made by cuMemCreate instead, which can be exported as a file descriptor. Which of the two is decided

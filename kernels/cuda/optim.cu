@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cuda/optim.cu -- passes over all leaves of a device, each a launch or two: the optimizer step (with the formulas of
-// formulas/optim), which can limit the norm of gradients; the norm of gradients, clipping, and unscaling for
-// amp.GradScaler. Also scaling of one tensor, and the conversions before and after a library (NCCL) sums
-// gradients over ranks.
+// cuda/optim.cu -- passes over all leaves of a device, each of at most three launches: the optimizer step (with the
+// formulas of formulas/optim), which can limit the norm of gradients; the norm of gradients, clipping, and unscaling
+// for amp.GradScaler. Also the update of its scale, scaling of one tensor, and the conversions before and after a
+// library (NCCL) sums gradients over ranks.
 #include <cfloat>
 
 #include "cuda/blocks.h"

@@ -61,7 +61,7 @@ static ms_status run_std(ms_call *c) { return variance(c, STD); }
 
 static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
 
-// m + log(sum(exp(x - m))), where m is the maximum, or 0 if the maximum is infinite.
+// m + log(sum(exp(x - m))), where m is the maximum, or 0 if the maximum is infinite or NaN.
 static ms_status run_logsumexp(ms_call *c)
 {
     fold_plan p = make_plan(c->in[0], one_dim(c));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/sort.h -- a stable radix sort of positions by their keys (the numbers stored there): by digits of 8 bits, the
-// lowest first. Time and memory grow with the number of positions. No atomics.
+// cuda/sort.h -- a stable radix sort of entries, each a position and its key: by digits of 8 bits of the key, the
+// lowest first. Time and memory grow with the number of entries. No atomics.
 //
 // A block orders the entries of a chunk: each of its threads counts the digits of `each` adjacent entries, and then
 // places these in order. Where an entry goes follows from the counts of all blocks.

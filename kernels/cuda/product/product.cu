@@ -223,8 +223,8 @@ static bool lt_load(void)
     return lt.there;
 }
 
-// Reports on stderr, once per process, that cuBLASLt does not support a product. If s is CUBLAS_STATUS_SUCCESS, it has
-// found no algorithm.
+// Reports on stderr, once per process, that cuBLASLt does not support a product. If s is CUBLAS_STATUS_SUCCESS,
+// cuBLASLt has found no algorithm.
 static void refused(int index, const product *p, const char *call, cublasStatus_t s)
 {
     static bool said;
@@ -391,7 +391,7 @@ static ms_status multiply(plan *s, int index, const product *p, bool *done)
 }
 
 // Computes a product with at most one batch dimension. *done: whether it was started; false if cuBLASLt is not loaded,
-// does not support the layout or the dtypes, finds no algorithm or refuses the product.
+// does not support the layout, the dtypes or `aux`, finds no algorithm or refuses the product.
 static ms_status lt_product(int index, const product *p, bool *done)
 {
     bool many = p->nb > 0, fresh;

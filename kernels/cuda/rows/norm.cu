@@ -70,7 +70,6 @@ template <class T> static __device__ inline T rstd_of(const norm_rows &q, T spre
 {
     return 1 / sqrt_of(spread / (T)q.n + (T)q.eps);
 }
-// The mean and rstd of a row.
 template <class T> struct row_stats {
     T mean, rstd;
 };

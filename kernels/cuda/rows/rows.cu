@@ -84,7 +84,7 @@ template <class T> struct exp_sum {
     T most, sum;
 };
 template <class T> static __device__ __forceinline__ exp_sum<T> no_exps(void) { return { -(T)INFINITY, 0 }; }
-// The number that is subtracted: where all numbers are -inf it is 0, and exp(-inf) gives 0.
+// What is subtracted before exp: the largest number, or 0 where all are -inf, so that their exponentials are 0.
 template <class T> static __device__ __forceinline__ T base_of(T most) { return most == -(T)INFINITY ? 0 : most; }
 template <class T> static __device__ __forceinline__ exp_sum<T> join(exp_sum<T> a, exp_sum<T> b)
 {
@@ -193,7 +193,7 @@ struct columns {
     int across;
     bool log;
 };
-enum { ALL, MEASURE, APPLY };  // what a launch does: MEASURE and APPLY with several segments, ALL both with one
+enum { ALL, MEASURE, APPLY };  // what a launch does; with one segment ALL does the work of MEASURE and APPLY
 struct column_part {
     int64_t row, at;         // the row, and the place of its element 0 in the tensor
     int64_t step, from, to;  // the thread's elements of the row: from, from + step, ... below `to`

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // cuda/spatial/conv.cu -- convolutions, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col),
-// as many at a time as fit in ROOM bytes, and one batched product per group computes the output. For a kernel of size 1
-// with stride 1, no padding and no bias, the images are the matrices. A bias is stored as an additional column of the
-// weight and a row of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those
-// of w in a fixed order; gradients of the bias in float64. A transposed convolution is the gradient of x, to which its
-// bias is added before it is rounded; its own gradients are the output of a convolution and a gradient of w.
+// as many at a time as fit in ROOM bytes, and one batched product per group computes their outputs. For a kernel of
+// size 1 with stride 1, no padding and no bias, the images are the matrices. A bias is stored as an additional column
+// of the weight and a row of ones, so that half types round once. Gradients of x and w accumulate in float32 or
+// float64, those of w in a fixed order; gradients of the bias in float64. A transposed convolution is the gradient of
+// x, to which its bias is added before it is rounded; its own gradients are the output of a convolution and a gradient
+// of w.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 #include "cuda/product.h"
@@ -182,7 +183,6 @@ static ms_status run_conv(ms_call *c)
 
 // ---- backward ----
 
-// The dtype of sums, and its size.
 static int sums_dtype(const conv_job *j) { return j->dtype == MS_F64 ? MS_F64 : MS_F32; }
 static int64_t sums_size(const conv_job *j) { return ms__dtype_size(sums_dtype(j)); }
 

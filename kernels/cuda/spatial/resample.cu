@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/spatial/resample.cu -- resample on the GPU: a pass over the tensor for each dimension, a thread for each element
-// of a pass's result. Backward gathers: a thread finds the outputs that read its element. Between passes half types are
-// float32.
+// cuda/spatial/resample.cu -- resample on the GPU: a pass over the tensor for each dimension that changes, a thread for
+// each element of a pass's result. Backward gathers: a thread finds the outputs that read its element. Between passes
+// half types are float32.
 #include "cuda/blocks.h"
 #include "rows/spatial/resample.h"
 
