@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// formulas/draws.h -- random numbers from Philox words, for the CPU's loops and the GPU's kernels. float32 uses only +
-// - * / sqrt, fma and our own log and sincos (except for truncated normal numbers), so that every device gives the same
-// bits; float64 uses libm and may differ in the last place.
+// formulas/draws.h -- random numbers from Philox words, for the CPU's loops and the GPU's kernels. float32 uses only
+// basic arithmetic, sqrt, fma and our own log and sincos (except for truncated normal numbers), so that every device
+// gives the same bits; float64 uses libm and may differ in the last place.
 #ifndef MS_DRAWS_H
 #define MS_DRAWS_H
 

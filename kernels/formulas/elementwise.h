@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // formulas/elementwise.h -- the elementwise formulas. C and nvcc include it once per element type, with REAL and
-// R(name) defined, and MS_INTEGER for int64_t. R(ms_exp) and similar functions come from math32.h (our own for float,
-// libm's for double).
+// R(name) defined, and MS_INTEGER for int64_t. R(ms_exp) and similar functions come from math32.h.
 //
 // fwd: the value. bwd: the gradient of the input, from the gradient of the output (g) and a saved input x or output y.
 // NaN propagates as in PyTorch: the formulas rely on comparisons with NaN being false.
@@ -238,7 +237,7 @@ MS_FN REAL R(ms_bwd_first_pow)(REAL g, REAL a, REAL b) { return R(ms_bwd_pow_sca
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
-// An infinite maximum receives the whole gradient. An input of -inf receives none, even when all inputs are -inf.
+// An input of +inf receives the whole gradient. An input of -inf receives none, even when all inputs are -inf.
 MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y)
 {
     return x == y ? (y < 0 && y - y != 0 ? 0 : g) : g * R(ms_exp)(x - y);

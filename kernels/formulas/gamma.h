@@ -8,7 +8,7 @@
 #define MS_FORMULAS_GAMMA
 
 // nvcc must not inline lgamma, digamma and polygamma: a kernel that has many formulas would need more registers for all
-// of them. They call no sin, tan or pow, whose reduction of large arguments takes a stack on a GPU.
+// of them. They call no sin, tan or pow, which would take a stack on a GPU.
 #ifdef __CUDACC__
 #define MS_GAMMA_FN static __host__ __device__ __noinline__
 #else
