@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Gradient scalers in captured steps: what a scaler decides by values becomes work of the engine.
+--- Gradient scalers in captured steps: the engine skips steps and adapts the scale, because a repetition runs no Lua.
 local capture = require "moonshard.autograd.capture"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -13,16 +13,14 @@ local M = {}
 --- Whether a step is being recorded.
 M.active = capture.active
 
--- The ids of the tensors in `found`, and their number.
 local function ids_of(found)
   local list = {}
   for _, t in util.sorted_pairs(found) do list[#list + 1] = t.id end
   return #list, ffi.new("ms_id[?]", math.max(#list, 1), list)
 end
 
---- Calls fn, and makes a repetition do what fn records only if none of the repetition's gradients is infinite or nan. If
---- a gradient of this call is, does not call fn, and the step is not captured. Returns the sum of found_inf, and fn's
---- result.
+--- Calls fn, whose work a repetition does only if its own gradients are finite. If a gradient of this call is infinite
+--- or nan, fn is not called, and the step is not captured. Returns the sum of found_inf, and fn's result.
 ---@param found table<string, Tensor>  found_inf by device
 ---@param fn fun(): any
 ---@return number, any

@@ -42,10 +42,10 @@ local function construct(self, given, spec)
   if o.enabled and o.growth_factor <= 1 then raise("The growth factor must be > 1.0.") end
   if o.enabled and o.backoff_factor >= 1 then raise("The backoff factor must be < 1.0.") end
   self._enabled, self._init_scale = o.enabled, o.init_scale
-  -- growth_tracker: the number of steps without infinities since the scale changed
+  -- The 0 is growth_tracker: the number of steps without infinities since the scale changed.
   self._rule = engine.ffi.new("ms_scale_rule", { o.growth_factor, o.backoff_factor, o.growth_interval, 0 })
   self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
-  -- The flag of the last update's step, if only a GPU knew then whether that step was skipped; otherwise false.
+  -- The Flag of the last step, if at its update only a GPU knew whether it was skipped; otherwise false.
   self._undecided = false
   return o
 end
@@ -261,7 +261,7 @@ local function on_one_gpu(record)
   if device and device:find "^cuda" and next(record.found_inf, device) == nil then return found end
 end
 
--- The sum of found_inf over devices; 0 if all gradients are finite. It is read once, as the host waits for a GPU's.
+-- The sum of found_inf over devices; 0 if all gradients are finite. Cached, because reading it from a GPU waits.
 local function total(record)
   if not record.total and record.flag then
     record.total = record.flag:read()
@@ -276,7 +276,7 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
--- Counts the step of the last update, if the GPU alone knew then whether that step was skipped.
+-- Counts the last step, if at its update only a GPU knew whether it was skipped. Waits for the GPU.
 local function settle(self)
   local flag, rule = self._undecided, self._rule
   if not flag then return end

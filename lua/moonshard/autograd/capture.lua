@@ -132,7 +132,6 @@ local function check_touched(c)
   c.touches = touched
 end
 
--- Raises if what was noted has changed; called before a repetition.
 local function check_noted(c)
   c.check()
   if c.touches ~= touched then check_touched(c) end

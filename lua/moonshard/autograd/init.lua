@@ -80,7 +80,6 @@ M.handlers = handlers
 
 local answer_ids = ffi.new("ms_id[?]", 256)
 
--- The tensors of an event, as Lua objects.
 local function event_tensors(event)
   local list = { n = event.n }
   for k = 1, event.n do
@@ -243,7 +242,7 @@ function methods.backward(t, grad, given)
   if ending then end_all(1) end
 end
 
--- The ids of a tensor or of a list of tensors.
+-- Returns the ids of a tensor or of a list of tensors, their number, the plain tensors, and the tensors as a list.
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
   if type(x) ~= "table" then opts.wrong(x, "a tensor or a list of them", "%s: %s", who, what) end

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Modes: state that block functions (with_device, catch_warnings, no_sync, ...) set while they run another function.
 --- Each coroutine has its own modes. They start as those of the code that first resumes it, and a block that is open
---- across a yield changes only them. A block that changes shared objects (no_sync, summon_full_params) must not yield.
+--- across a yield changes the modes of its own coroutine only. A block that changes shared objects (no_sync,
+--- summon_full_params) must not yield.
 local pcall, error = pcall, error
 
 ---@class Context

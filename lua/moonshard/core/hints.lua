@@ -19,7 +19,7 @@ local synonyms = {
   total_iters = "steps", num_training_steps = "steps", num_warmup_steps = "warmup",
 }
 
--- Maps PyTorch's options to what a function of Moonshard without that option takes instead.
+-- Maps options of PyTorch to advice for functions of Moonshard that lack them.
 local options = {
   dim = "a dimension is given by position, before the options",
   p = "it is given by position, before the options",

@@ -53,7 +53,7 @@ function M.is_call(name, level)
   return info ~= nil and info.func ~= nil and info.currentline >= 0 and calls(info.func, info.currentline, name)
 end
 
--- The opcodes of s[0], and of s[-1]: a small number is loaded, then s is read at it.
+-- Opcodes: op_at reads s[0]. For s[-1], op_number loads the number and op_read reads s at it.
 local op_at, op_number, op_read
 if has_util then
   local zero, negative = loadstring "local s = ... return s[0]", loadstring "local s = ... return s[-1]"
@@ -62,7 +62,7 @@ if has_util then
   op_number, op_read = parts(util.funcbc(negative, last - 1)), (parts(util.funcbc(negative, last)))
 end
 
--- Whether fn reads a table at this whole number, written as such, on this line.
+-- Whether fn reads a table at this whole number, written as a literal, on this line.
 local function reads_at(fn, line, number)
   for pc = 1, util.funcinfo(fn).bytecodes - 1 do
     if util.funcinfo(fn, pc).currentline == line then
@@ -76,8 +76,8 @@ local function reads_at(fn, line, number)
   return false
 end
 
---- Whether the function `level` frames up reads a table at this whole number, written as such, on its current line, as
---- in t[0] or t[-1]. False if that is not known.
+--- Whether the function `level` frames up reads a table at this whole number, written as a literal, on its current line,
+--- as in t[0] or t[-1]. False if that is not known.
 ---@param number integer
 ---@param level integer  1: the caller
 ---@return boolean

@@ -204,7 +204,7 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
--- The options that a number in place of the table of options is meant for: PyTorch takes them by position.
+-- The options that a number given in place of the table most likely means, because PyTorch takes them by position.
 local FIRST = { "stride", "batch_size" }
 
 -- The part of a message about a value in place of the options. A boolean is most likely the value of the one option

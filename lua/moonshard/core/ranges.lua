@@ -58,7 +58,7 @@ end
 --- Runs fn(...) as the range of a module call.
 function M.module(name, fn, ...)
   local from = lib.ms_range_open(before)
-  if from == 0 then M.look() end                        -- no profile records: one may have ended without a stop
+  if from == 0 then M.look() end                        -- no profile is active: one may have ended without a stop
   if not mark then return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...)) end
   return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, left(mark(name), pcall(fn, ...)))
 end

@@ -9,8 +9,8 @@ local ffi = engine.ffi
 
 local M = {}
 
--- By the name of an element type: the dtype as which it is read, the C type of its elements and their bytes. Types that
--- tensors do not have are converted to a wider one.
+-- Maps the name of an element type to the dtype of the tensor, the C type of the elements in the file and their bytes.
+-- Types that tensors do not have are converted to a wider one.
 local TYPES = {
   f8 = { "float64", "double", 8 }, f4 = { "float32", "float", 4 }, f2 = { "float16", "uint16_t", 2 },
   i8 = { "int64", "int64_t", 8 }, i4 = { "int32", "int32_t", 4 }, i2 = { "int16", "int16_t", 2 },

@@ -133,7 +133,7 @@ local function ids_of(rows, k, first, list, where)
   return create.tensor(ids, { dtype = "int64" })
 end
 
--- The columns that option 'classes' names: for each a list of names, or false.
+-- Maps each column that option 'classes' names to its list of classes, or to false if the file gives them.
 local function wanted_classes(given, names, count, path)
   local wanted = {}
   for key, value in pairs(given or {}) do

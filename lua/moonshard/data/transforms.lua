@@ -104,7 +104,7 @@ function M.Normalize(mean, std)
   end
 end
 
--- ---- places ----------------------------------------------------------------------------------------------
+-- ---- padding, crops and flips ----------------------------------------------------------------------------
 
 local function crop(x, top, left, height, width) return x:narrow(-2, top + 1, height):narrow(-1, left + 1, width) end
 
@@ -198,7 +198,8 @@ end
 
 -- ---- sizes -----------------------------------------------------------------------------------------------
 
--- Row i has the weights with which pixels 1 to n make pixel i of `count` (PyTorch's interpolate, align_corners false).
+-- Each of the `count` rows has the weights of the n input pixels in one output pixel (as PyTorch's interpolate with
+-- align_corners = false).
 local function weights(n, count, how)
   local scale, rows = n / count, {}
   for i = 0, count - 1 do
@@ -322,7 +323,7 @@ function M.Grayscale(channels)
   end
 end
 
--- ---- turns ------------------------------------------------------------------------------------------------
+-- ---- rotations and affine maps ----------------------------------------------------------------------------
 
 -- A range { low, high }: a list of two numbers, or { -v, v } of a number v.
 local function range(v, who, label)
@@ -356,7 +357,8 @@ local function moved(x, who, move, o)
     local grid = F.affine_grid(theta, { 1, n + 1, height, width })
     local inside = create.ones({ 1, 1, height, width }, { dtype = values.dtype, device = x.device })
     local out = F.grid_sample(cat({ flat, inside }, 2), grid, { mode = o.interpolation })
-    -- As in torchvision, the share that lies inside is applied twice at the border: sampling has zeros outside already.
+    -- As in torchvision, a pixel at the border is multiplied twice by the share of it that lies inside: grid_sample
+    -- itself reads zeros outside.
     out = ((out:narrow(2, 1, n) - o.fill) * out:narrow(2, n + 1, 1) + o.fill):reshape(shape)
     if x.dtype == "uint8" then out = (out + 0.5):clamp(0, 255) end
     return out:to(x.dtype)
@@ -424,8 +426,8 @@ local function grey_of(x)
 end
 
 -- The image with its hues rotated by a share of the circle. From HSV to RGB: a channel is
--- max - chroma * ramp((hue + n) mod 6), where chroma is max - min of the pixel, hue counts sixths of the circle and n
--- is 5 for red, 3 for green, 1 for blue.
+-- max - chroma * clamp(min(k, 4 - k), 0, 1) with k = (hue + n) mod 6, where chroma is max - min of the pixel, hue
+-- counts sixths of the circle and n is 5 for red, 3 for green, 1 for blue.
 local function hue_turned(x, share)
   if x:size(-3) ~= 3 then return x end
   local red, green, blue = x:narrow(-3, 1, 1), x:narrow(-3, 2, 1), x:narrow(-3, 3, 1)

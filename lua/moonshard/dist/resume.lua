@@ -74,7 +74,8 @@ function M.before(single, a, b, c)
   sent.n = math.min(#at, C.MS_MAX_NESTED)
   for k = 1, sent.n do sent.line[k - 1], sent.count[k - 1] = at[k][1], at[k][2] end
   lib.ms_dist_resume(sent)
-  -- An error clears the step number, because it may have ended the loop; this call shows that it has not.
+  -- An error clears the step number, because it may have ended the loop of ms.steps; a position with a step shows that
+  -- the loop still runs.
   if at.step then lib.ms_dist_set_step(at.step) end
 end
 

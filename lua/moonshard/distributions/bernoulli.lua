@@ -84,7 +84,7 @@ function Geometric:_sample(sizes)
 end
 function Geometric:_log_prob(x)
   local p = self.probs
-  -- Where log1p has an infinite factor for x = 0, its argument is replaced: its gradient would be nan.
+  -- For p = 1 and x = 0 the product is 0 * log(0), whose value and gradient are nan, so p is replaced by 0 there.
   local failure = ops.where(p:eq(1):logical_and(x:eq(0)), 0, p)
   return x * (-failure):log1p() + p:log()
 end

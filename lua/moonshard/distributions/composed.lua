@@ -12,7 +12,6 @@ local raise = errors.raise
 local OPTIONS = { validate_args = true }
 local a_distribution = opts.kind("a distribution", function(x) return class.isa(x, Distribution) end)
 
---- Sums t over its last n dimensions.
 local function sum_last(t, n)
   for _ = 1, n do t = t:sum(-1) end
   return t
@@ -98,7 +97,7 @@ end
 -- The place of the components' dimension in a value, from the end.
 local function place(self) return -1 - #self.event_shape end
 
--- The mean over the components of a tensor [batch_shape, K, event_shape].
+-- The mean of a tensor [batch_shape, K, event_shape] over the components, weighted by their probabilities.
 local function average(self, t)
   local probs = self.mixture_distribution.probs
   for _ = 1, #self.event_shape do probs = probs:unsqueeze(-1) end

@@ -17,7 +17,7 @@ local TINY = 2 ^ -1022
 
 local function kind(a) return { dtype = "float64", device = a.device } end
 
--- Each round accepts more than 3 of 4 elements, so that one is open after as many rounds once in 4^100 draws.
+-- Each round accepts more than 3 of 4 elements, so an element is not accepted by any round once in 4^100 draws at most.
 local ROUNDS = 100
 
 -- Calls try() until every element has been accepted. try returns a tensor of values, and which of them are accepted.
@@ -35,15 +35,16 @@ local function accepted(label, sizes, like, try)
     like:masked_select(open)[1]:item())
 end
 
--- Which elements have random numbers. The others, which constructors refuse unless validate_args is false, get a
--- parameter that has (`stand_in`), so that the loop ends, and then a result of their own.
+-- Calls draw for a. Elements of a that are negative, infinite or nan, which constructors refuse unless validate_args is
+-- false, are replaced by stand_in, so that draw ends; their result is infinity if they are infinite, otherwise nan.
 local function drawn(a, stand_in, draw)
   local usable = a:ge(0):logical_and(a:lt(math.huge))
   if usable:all():item() then return draw(a) end
   return where(usable, draw(where(usable, a, stand_in)), where(a:gt(0), a:detach(), 0 / 0))
 end
 
--- The logarithms of gamma numbers. A number of a < 1 is one of a + 1 times u^(1/a), with u uniform in (0, 1).
+-- The logarithms of gamma numbers. A number of concentration a < 1 is one of concentration a + 1 times u^(1/a), with u
+-- uniform in (0, 1).
 local function log_gamma(a)
   local small = a:lt(1)
   local d = where(small, a + 1, a) - 1 / 3
@@ -110,8 +111,8 @@ function M.log_gamma(sizes, concentration)
   return drawn(concentration:double():expand(sizes):contiguous(), 1, implicit)
 end
 
--- Numbers of rates below 10: subtracts the probabilities of 0, 1, 2, ... from a uniform number until it is negative;
--- the result is the number of subtractions before that one.
+-- Poisson numbers of rates below 10: subtracts the probabilities of 0, 1, 2, ... from a uniform number until it is
+-- negative; the result is the number of subtractions before that one.
 local function by_inversion(rate)
   local rest, p, k = create.rand(rate.shape, kind(rate)), (-rate):exp(), 0
   local out = create.zeros(rate.shape, kind(rate))
@@ -125,7 +126,7 @@ local function by_inversion(rate)
   return out
 end
 
--- Numbers of rates from 10: transformed rejection (Hoermann 1993, algorithm PTRS).
+-- Poisson numbers of rates from 10: transformed rejection (Hoermann 1993, algorithm PTRS).
 local function by_rejection(rate)
   local b = rate:sqrt() * 2.53 + 0.931
   local a = b * 0.02483 - 0.059

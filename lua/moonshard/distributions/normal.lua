@@ -12,7 +12,7 @@ local function log_density(x, loc, scale)
   return ((x - loc) / scale):square() * -0.5 - scale:log() - LOG_ROOT
 end
 
--- The formulas of Normal and LogNormal, whose parameters are those of normal numbers.
+-- Formulas that Normal, LogNormal and HalfNormal share: the distribution function, its inverse and the entropy.
 local function below(x, loc, scale) return (((x - loc) / (scale * ROOT_2)):erf() + 1) * 0.5 end
 local function quantile(p, loc, scale) return loc + scale * (p * 2 - 1):erfinv() * ROOT_2 end
 local function entropy(scale) return scale:log() + (0.5 + LOG_ROOT) end
