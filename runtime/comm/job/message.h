@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-void *ms__message_send(const void *p, size_t n, int to, int tag);  // returns a request; NULL: the transport refused
+void *ms__message_send(const void *p, size_t n, int to, int tag);  // returns a request; NULL on failure
 void *ms__message_receive(void *p, size_t n, int from, int tag);
 int ms__message_test(void **request);  // 1: complete, and *request is NULL; 0: in flight; negative: failed
 void ms__message_cancel(void *request);
