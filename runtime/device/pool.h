@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // device/pool.h -- the caching allocator: one pool per device. Freed blocks are reused without a system call: they are
-// kept by size class; large blocks of a GPU are instead merged with their neighbours (slab.h). If there are peers on
-// the node, the CPU's arenas are memfds if possible, so that peers can map them and read tensors in place.
+// kept by size class; large blocks of a GPU are instead merged with their neighbours (slab.h). In a job of
+// several ranks the CPU's arenas are memfds if possible, so that peers on the node can map them and read tensors in
+// place.
 //
 // The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks, `kinds` their sums by what
 // the blocks hold.
@@ -55,7 +56,7 @@ int ms__pins_in_use(const ms_pins *p);    // the number of its blocks that are i
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes);
 // Maps fd (-1: anonymous memory) at a multiple of the huge page size. NULL with errno on failure.
 void *ms__map_aligned(int fd, size_t bytes);
-// Makes the CPU's arenas from now on shareable. dist calls it at start-up if the node has peers.
+// Makes new arenas of the CPU shareable. dist.init calls it in a job of several ranks.
 void ms__pool_share(void);
 void ms__pool_stats(int device, ms_memory *out);
 // Number of tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats.
