@@ -26,7 +26,7 @@ enum { MS_TEMPORARY = 256 };
 ms_status ms__temporary_name(const char *name, char *out);
 void ms__set_temporary_kind(char *temporary, const char *kind);  // "tmp", or "old": a folder that was replaced
 bool ms__is_temporary_suffix(const char *text);
-// Removes the temporary files for a place whose processes have ended.
+// Removes those temporary files of a place that were made by processes that have ended.
 void ms__place_sweep(const ms_place *p);
 
 // ---- bytes --------------------------------------------------------------------------------------

@@ -294,7 +294,8 @@ static ms_status queue_call(void *arg, ms_captured *c, void *there)
 
 static void drop_call(void *arg) { ms__release(((call_work *)arg)->written); }
 
-// *all: the GPU of all tensors so far; -1: no tensors yet; -2: several devices, or one that is no GPU. Adds t's device.
+// Adds t's device to *all: the GPU of all tensors so far; -1: no tensors yet; -2: several devices, or one that is no
+// GPU.
 static void add_device(int *all, const ms_tensor *t)
 {
     if (!t) return;

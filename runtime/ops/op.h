@@ -82,8 +82,8 @@ struct ms_op {
     ms_status (*check)(ms_call *c);
     ms_status (*run[MS_DEVICES])(ms_call *c);    // kernels by device type; meta tensors need none
     ms_status (*backward)(ms_backward_call *b);  // NULL if not differentiable
-    // Fills *p, which repetitions of a captured step run in place of the kernel of this CPU call that has run, and
-    // returns true. If it returns false, or is NULL, repetitions run the kernel.
+    // For a call on the CPU whose kernel has run: fills *p, which repetitions of a captured step run in place of the
+    // kernel, and returns true. If it returns false, or is NULL, repetitions run the kernel.
     bool (*prepare)(ms_call *c, ms_prepared *p);
     // Sample inputs for the generic specs, separated by ';'. A sample is a list of blank-separated words:
     //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9); [3,4]a above 1; [3,3]s symmetric,

@@ -112,7 +112,7 @@ static void settle(unit *u, int device, bool made)
     if (made) u->memory.home = MS_CPU;
 }
 
-// Plans the unit and makes its storages on its current devices; the shard is set to 0.
+// Plans the unit and makes its storages on its current devices; the shard is filled with zeros.
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
