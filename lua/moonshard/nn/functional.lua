@@ -141,10 +141,10 @@ function F.layer_norm(x, shape, w, b, given)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
 
---- x / sqrt(mean(x^2) + eps) * w over the last dimensions (Zhang & Sennrich 2019): as many as w has, or one without w.
---- If eps is not given, it is the machine epsilon of x's dtype.
----@param x Tensor  […, sizes of w]
----@param w? Tensor  of the trailing sizes
+--- x / sqrt(mean(x^2) + eps) * w over the last dimension (Zhang & Sennrich 2019). If eps is not given, it is the
+--- machine epsilon of x's dtype.
+---@param x Tensor  […, n]
+---@param w? Tensor  [n]
 ---@param given? { eps: number, residual: Tensor }
 ---   eps: added to the mean square; residual: of x's shape, is added to x first, in the same pass
 ---@return Tensor  of x's shape

@@ -67,15 +67,15 @@ function LayerNorm:extra_repr()
     and ", bias" or "")
 end
 
---- x / sqrt(mean(x^2) + eps) * weight over the trailing dimensions. If eps is not given, it is the machine epsilon of
---- x's dtype. norm(x, residual) normalises x + residual and returns the result and x + residual, in one pass over both.
+--- x / sqrt(mean(x^2) + eps) * weight over the last dimension. If eps is not given, it is the machine epsilon of x's
+--- dtype. norm(x, residual) normalises x + residual and returns the result and x + residual, in one pass over both.
 ---@class RMSNorm: Module
----@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
+---@field weight Parameter?  [d]; nil without elementwise_affine
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm
 ---   eps: added to the mean square
 local RMSNorm = Module:extend("RMSNorm")
 
----@param d integer|integer[]  the trailing sizes to normalise over
+---@param d integer|integer[]  the size of the last dimension, or a list with it
 function RMSNorm:init(d, given)
   local o = opts("RMSNorm", given, { eps = opts.number, elementwise_affine = true, dtype = opts.string,
     device = opts.any })
