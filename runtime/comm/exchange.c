@@ -396,8 +396,8 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
             *last = k;
             ms_status polled = ms__wait_poll(w);
             if (polled == MS_OK) continue;
-            // This member may have arrived meanwhile: then the published error is that of a member that was behind and
-            // whose call failed, and this call continues.
+            // If this member has arrived meanwhile, the published error is that of a member that was behind and whose
+            // call failed: this call continues.
             if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->number) return polled;
             atomic_store(&c->raised, false);
         }

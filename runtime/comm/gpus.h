@@ -13,14 +13,14 @@ typedef struct {  // an arena, from 1 (0: no bytes), and the offset in it
 } ms_gpu_place;
 typedef struct ms_flight ms_flight;
 struct ms_there {
-    int index, stream;  // the device, and the stream of it that moves the bytes
+    int index, stream;  // the device, and its stream that moves the bytes
     bool shared;        // peers can map all operands, as far as this rank knows
     bool untried;       // not all peers have tried to map them
     bool used;          // the members move the bytes on their GPUs; otherwise through the windows
     ms_gpu_place in, out, *parts;
     int begin, end;     // numbers of this rank's events (ms_slot); -1: none
     void *ready;        // an event of the compute stream: the tensors are then ready; NULL: c runs on that stream
-    ms_flight *flight;  // by which the host notices that queued work hangs (gpu_wait.c); NULL if `shared` is false
+    ms_flight *flight;  // lets the host notice queued work that hangs (gpu_wait.c); NULL if `shared` is false
     ms_status failed;
 };
 // Engine thread: decides whether c's tensors stay on their GPU. If so, sets c->gpu.there, finds their places and takes

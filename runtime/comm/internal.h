@@ -254,7 +254,7 @@ typedef struct ms_coll {
     atomic_bool raised;  // failed because of a published error
     bool mismatched;     // the calls differ: the collective fails on every member, so no error is published
     bool again;          // c is issued again, because a peer's call has failed: it is to match the peer's next call
-    bool asking;         // only some members sent their places in the script: all run again
+    bool asking;         // only some members sent their places in the script: all run c again and send theirs
     struct ms_far *far;  // set on the leader: messages that exchange ready slots with other nodes
     ms_coll_gpu gpu;
 } ms_coll;
@@ -289,7 +289,7 @@ void ms__comm_clean(
 typedef struct {
     uint64_t calls, bytes, run;
     int64_t at;
-} ms_progress;  // calls of the engine; bytes read and written; run: ns on a processor; at: when progress was last seen
+} ms_progress;  // calls: of the engine; bytes: read and written; run: ns on a processor; at: when it last progressed
 typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
 extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);
@@ -415,9 +415,8 @@ ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next publ
 // Publishes the error of this number. Returns false if another rank has published it first. furthest: the place of the
 // rank that is ahead (ms_text); NULL: unknown.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether c survives the next published error, because it is that of ranks that are behind, and none of
-// them waited for a rank at a later place in the script than c. If so, the error counts as met, and c must be run
-// again.
+// Engine thread: whether c survives the next published error: only ranks behind the place `furthest` of that error
+// raise it (ms_text), and c is not behind that place. If so, the error counts as met, and c must be run again.
 bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----
