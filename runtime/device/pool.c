@@ -284,8 +284,8 @@ static void pin(ms_pins *p, ms_block *b, size_t bytes)
     p->in_use++;
 }
 
-// For b, a block of class c that a captured step has pinned and that is no longer in use: adds it to the step's free
-// blocks. Returns false once the step itself was freed: the block then goes back to the pool.
+// b, a block of class c that a captured step has pinned, is no longer in use: adds it to the step's free blocks.
+// Returns false once the step was freed: the block then goes back to the pool.
 static bool unpin(ms_block *b, int c)
 {
     ms_pins *p = b->pins;
