@@ -13,7 +13,7 @@ local EPSILON = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloa
 ---@class Adafactor: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { lr: number, beta2_decay: number, eps: table, d: number, weight_decay: number, maximize: boolean }): Adafactor
 ---   params: leaves, or groups { params = {…}, lr = …, … }; lr: the largest relative step (default: 1e-2); beta2_decay:
----   the weight of the squares of step k is k^beta2_decay (default: -0.8); eps: { least root of the second moment, or
+---   step k's squared gradients have the weight k^beta2_decay (default: -0.8); eps: { least root of the second moment, or
 ---   false for the dtype's epsilon, least root mean square of a parameter } (default: { false, 1e-3 }); d: limit of an
 ---   update's root mean square, to which larger updates are scaled down, at least 1 (default: 1); weight_decay: lr
 ---   times this times p is subtracted from p (default: 0); maximize: maximizes instead of minimizing (default: false)
