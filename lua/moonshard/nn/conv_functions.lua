@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Functions of nn.F that convolve over 1 to 3 dimensions, and transposed ones. `setup` and `run` also serve the layers
+--- Convolutions and transposed convolutions of nn.F, over 1 to 3 dimensions. `setup` and `run` also serve the layers
 --- (nn/conv.lua).
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -77,7 +77,7 @@ end
 
 local none = { 0, 0, 0 }
 
---- Convolves. A tensor without a batch is a batch of one.
+--- Convolves x. An x without a batch dimension is a batch of one.
 ---@param who string  the operator, such as "conv2d"
 ---@param x Tensor
 ---@param w Tensor
