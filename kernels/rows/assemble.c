@@ -122,7 +122,7 @@ static ms_status stack_grad(ms_backward_call *b)
     return MS_OK;
 }
 
-// ---- tile: i = repetitions, aligned at the last dimension ----
+// ---- tile. Integers: the repetitions of each dimension, the last integer for the last dimension ----
 
 static ms_status check_tile(ms_call *c)
 {

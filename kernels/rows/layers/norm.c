@@ -58,7 +58,7 @@ static const ms_op op_log_softmax =
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
-// The inputs of a forward. The form `added` has a second input, the residual, and normalises x + residual.
+// The arguments of a norm: `plain` normalises x; `added` has a second input, the residual, and normalises x + residual.
 typedef struct {
     const char *names[4];
     int weight;  // the index of the weight

@@ -32,9 +32,9 @@ enum {
 
 // Outputs: y, like X with P features, and the states after the last step of each sequence, h [N, P] and c [N, H]
 // (LSTM). The others are for backward: the states before each step, HS [rows, P] and CS [rows, H] (LSTM); if the call
-// is recorded the gates, [rows, 4 * H]. The four of GRU are reset, update, candidate, and the candidate's sum over the
-// state; that of RNN is the new state, [rows, H]. CS and the gates are float32 with half types: 1 - gate has few
-// correct bits if the gate was rounded.
+// is recorded, the gates [rows, 4 * H]. GRU's four are reset, update, candidate, and the candidate's sum over the
+// state; RNN has one, the new state, [rows, H]. CS and the gates are float32 with half types: 1 - gate has few correct
+// bits if the gate was rounded.
 enum { MS_RECURRENT_Y, MS_RECURRENT_HN, MS_RECURRENT_CN, MS_RECURRENT_HS, MS_RECURRENT_CS, MS_RECURRENT_GATES };
 static inline ms_tensor *ms__recurrent_out(ms_recurrent_kind kind, ms_tensor *const *out, int k)
 {
@@ -44,8 +44,8 @@ static inline ms_tensor *ms__recurrent_out(ms_recurrent_kind kind, ms_tensor *co
 }
 
 // Inputs of the gradients. The first three are the gradients of y, h and c; DY, DH or DC may be absent. HS, CS and
-// GATES are as above. Integers: whether the last step comes first; whether relu replaces tanh; N; the mask
-// (rows/grad.h).
+// GATES are outputs of the forward. Integers: whether the last step comes first; whether relu replaces tanh; N; the
+// mask (rows/grad.h).
 enum {
     MS_RECURRENT_DY,
     MS_RECURRENT_DH,

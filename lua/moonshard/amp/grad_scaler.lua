@@ -255,7 +255,7 @@ function GradScaler:_agree(found, optimizer)
   for _, t in util.sorted_pairs(found) do t:copy_(all[2]:to(t.device)) end
 end
 
--- The record's found_inf, if it is on a GPU and no other device has one: that GPU then decides about the step.
+-- The record's found_inf, if it is on a GPU and no other device has one. That GPU then decides whether to skip the step.
 local function on_one_gpu(record)
   local device, found = next(record.found_inf)
   if device and device:find "^cuda" and next(record.found_inf, device) == nil then return found end
@@ -285,8 +285,8 @@ local function settle(self)
   self._undecided = false
 end
 
--- Lets a GPU adapt the scale if there is a single record, the GPU that has the scale has decided about its step, and
--- the host has not read the decision. Returns whether the GPU adapts the scale.
+-- Lets a GPU adapt the scale if there is a single record, the GPU that has the scale decides whether its step is
+-- skipped, and the host has not read the decision. Returns whether the GPU adapts the scale.
 local function adapt_there(self)
   local optimizer, record = next(self._optimizers)
   if not record or record.total or not record.flag or next(self._optimizers, optimizer) ~= nil then return false end

@@ -109,7 +109,7 @@ local function handle(run, event)
   if lib.ms_run_answer(run, ids, n) ~= 0 then errors.fail() end
 end
 
--- The text of the run's failure. A captured step refuses events; the text then says where the hook is.
+-- The text of the run's failure. If a step that is being recorded refused a hook, the text says where it is defined.
 local function failure(event)
   local text = errors.last()
   if not capture.active() or not text:find("captured step: it calls", 1, true) then return text end

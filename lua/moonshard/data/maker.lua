@@ -28,7 +28,7 @@ local M = {}
 function M.new(given) return setmetatable(given, Maker) end
 
 local state = engine.ffi.new "double[2]"
-local ITEM = 14                                           -- a stream of ms_hash_below
+local ITEM = 14                                           -- a stream of random numbers, for ms_hash_below
 
 local function restored(seed, offset, ...)
   lib.ms_rng_set(seed, offset)
