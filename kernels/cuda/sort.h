@@ -14,7 +14,7 @@ struct alignas(8) entry {
 };
 enum { DIGITS = 256, SORTERS = 64, ALONE = 2048 };  // one block sorts up to ALONE entries in one launch
 constexpr int64_t MOST_SORTED = 1 << 25;            // so that counts of a block fit in 16 bits
-enum { MOST_CHUNKS = 512 };                         // a lane of sort_scan_kernel adds up the counts of 16 chunks
+enum { MOST_CHUNKS = 512 };                         // a lane of sort_scan_kernel adds the counts of at most 16 chunks
 
 struct sort_sizes {
     int64_t n, each, chunks;
@@ -169,7 +169,8 @@ template <class READ> __global__ void sort_place_kernel(sort_pass p, READ read, 
     place_entries(p, blockIdx.x, get, room);
 }
 
-// Sorts; *sorted: where the result is in `room`, which has sort_bytes(s) bytes on the device.
+// Sorts the entries that `read` returns. *sorted: where the result is in `room`, which has sort_bytes(s) bytes on the
+// device.
 template <class READ>
 static ms_status sort_entries(const char *what, int index, const sort_sizes &s, const READ &read, void *room,
                               const entry **sorted)

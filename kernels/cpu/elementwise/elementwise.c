@@ -197,7 +197,7 @@ ms_status ms__cpu_masked_fill(ms_call *c)
 static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)
 {
     ms_tensor *each = NULL;
-    if (MS_UNLIKELY(ms__loop_asked != NULL)) return MS_OK;  // asked by ms__cpu_prepare_loop: this is no single loop
+    if (MS_UNLIKELY(ms__loop_asked != NULL)) return MS_OK;  // for ms__cpu_prepare_loop: the call is no single loop
     MS_TRY(ms__tensor_new(&each, MS_BOOL, MS_CPU, ndim, shape, c->op->name));
     if (each->numel)
         ms__loop(3, (ms_tensor *[]) { each, c->in[0], c->in[1] }, (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls },

@@ -59,7 +59,7 @@ static int64_t item_at(const ms_tensor *t, int64_t b, int inner)
     return at;
 }
 
-// "the matrix", or "matrix 3" of a batch, counted from 1.
+// "the matrix" or, in a batch, "matrix 3 of the batch", counted from 1.
 static const char *matrix_text(const linalg_call *l, int64_t b)
 {
     static __thread char text[64];

@@ -2,7 +2,7 @@
 // cpu/linalg/linalg_body.h -- part of linalg.c, included for float and double: REAL is the type, LIB(l) its functions.
 // The kernels' own copies of matrices are column-major.
 
-// Copies item b of t, a matrix, to `to`; ld: elements from column to column.
+// Copies item b of t, a matrix, to `to`. ld: elements from a column of `to` to the next.
 static void N(load_to)(const ms_tensor *t, int64_t b, REAL *to, int64_t ld)
 {
     int64_t rows = t->shape[t->ndim - 2], columns = t->shape[t->ndim - 1];

@@ -15,7 +15,8 @@
 #define MS_SCAN_WHOLE
 #include "formulas/scan.h"
 
-// A call: up to three operands (formulas/scan.h), the results, and the positions of extremes (NULL for other kinds).
+// A call. p, q, r: the operands (formulas/scan.h), NULL where the kind has none; o: the results; at: the positions of
+// extremes, NULL unless the kind is MAX or MIN.
 typedef struct {
     ms_scan_kind kind;
     int d;
@@ -30,7 +31,7 @@ typedef union {
     int64_t i[MS_CHUNK];
 } numbers;
 
-// The line of t in the order of the scan.
+// Line `number` of t, in the order of the scan.
 static ms_line line_of(const scan_job *j, const ms_tensor *t, int64_t number)
 {
     ms_line l = ms__line_of(t, j->d, number);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // cpu/order/sort.c -- sort and topk on the CPU: stable, by keys (formulas/order.h) and positions.
 //
-// A line becomes entries, which are sorted: short lines by merging, long ones by digits, the lowest first. Keys of up
-// to 32 bits are stored with their position in one 64-bit number; integers whose range is small have few bits, and
-// digits that are equal in all entries are skipped. Threads share short lines among them; a long line is divided into
-// chunks. topk keeps the best entries of a part of a line so far, and skips blocks that have no better one. The result
-// does not depend on the division, because no two entries are equal.
+// A line becomes entries, each a key and a position, which are sorted: short lines by merging, long ones by digits, the
+// lowest first. Keys of up to 32 bits are stored with their position in one 64-bit number; integers whose range is
+// small have few bits, and digits that are equal in all entries are skipped. Threads share short lines among them; a
+// long line is divided into chunks. For a small k, topk keeps the best entries that it has found so far, and skips
+// blocks that have no better one. The result does not depend on the division, because no two entries are equal.
 #include "cpu/cpu.h"
 #include "cpu/order/order.h"
 #include "formulas/order.h"

@@ -35,7 +35,8 @@ static MS_KERNEL void R(store_rows)(const attend *w, head_rows h, const REAL *fr
     }
 }
 
-// Adds the mask to n scores of query i, from key j0 on. Scores of masked keys become -inf.
+// Applies the mask to n scores of query i, from key j0 on: adds its numbers or, if it is a bool mask, sets the scores
+// of masked keys to -inf.
 static MS_KERNEL void R(mask_row)(const attend *w, int64_t head, int64_t i, int64_t j0, int64_t n, REAL *s)
 {
     const part *m = &w->mask;

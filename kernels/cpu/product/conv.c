@@ -83,7 +83,7 @@ static span span_of(const ms_conv *v, int64_t kw)
     return s;
 }
 
-// The row of the image, of d x h rows, that output row (od, oh) reads with a kernel element; -1 in the padding.
+// The row of the image, of d x h rows, that output row (od, oh) reads with kernel element e; -1 in the padding.
 static int64_t row_of(const ms_conv *v, int64_t e, int64_t od, int64_t oh)
 {
     int64_t d = od * v->sd - v->front + e / (v->kh * v->kw) * v->dd,

@@ -14,7 +14,7 @@
 enum {
     WIDEST = 48,      // columns of a block: three vectors
     MOST_ROWS = 32,   // rows of a task
-    FEW_STEPS = 4,    // up to this number of time steps, forward does not pack the weights
+    FEW_STEPS = 4,    // up to this number of time steps, forward does not pack the weight of the state
     ALONE = 1 << 18,  // multiply-adds of a pass up to which other threads are not woken
 };
 
@@ -292,7 +292,7 @@ static ms_status weight_gradient(ms_gemm g, const void *d, const void *s, void *
     return ms__gemm(&g);
 }
 
-// Computes the gradients, from the data that `take` and `give` found. dw, db, dproject: NULL if not needed.
+// Computes the gradients, from the data that backward has set in w. dw, db, dproject: NULL if not needed.
 static ms_status all_gradients(pass *w, const char *what, void *dw, void *db, void *dproject)
 {
     int64_t rows = w->steps.rows, features = w->gates * w->H, units = w->steps.n * w->H;

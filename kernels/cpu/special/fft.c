@@ -24,8 +24,8 @@ typedef struct {
     int64_t n, lines;
 } fft_call;
 
-// Line `number` of t along dimension d, and the distance of the two parts of its numbers, in elements. pairs: whether t
-// has complex numbers.
+// Line `number` of t along dimension d: its first element, the distance between elements, and that from the real to the
+// imaginary part of one, counted in elements of t. pairs: whether t has complex numbers.
 typedef struct {
     int64_t at, step, part;
 } place;

@@ -64,7 +64,7 @@ class cudnn_graph
 
   public:
     int status = CUDNN_STATUS_SUCCESS;
-    char text[512] = "";  // what has failed
+    char text[512] = "";  // what has failed, or why there is no plan
     enum { MOST = 32 };
     cudnn_desc ops[MOST] = {};
     int n_ops = 0;

@@ -155,7 +155,7 @@ static ms_status widen(const conv_job *j, const ms_tensor *w, const ms_tensor *b
     return st;
 }
 
-// Computes y. bias: NULL if there is none.
+// bias: NULL if there is none.
 static ms_status output(const ms_call *c, conv_job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *bias,
                         ms_tensor *y)
 {

@@ -27,8 +27,8 @@ template <class W> struct pairs {
 };
 enum fft_what { COMPLEX, REAL_TO_HALF, HALF_TO_REAL };
 
-// A tensor's lines. step, part: distances of a line's elements, and of the two parts of a number; stride: of the other
-// dimensions.
+// A tensor's lines. step: from an element of a line to the next; part: from its real to its imaginary part; stride:
+// those of the other dimensions.
 struct fft_side {
     void *data;
     int64_t step, part, stride[MS_MAX_DIMS];
@@ -37,7 +37,7 @@ struct fft_job {
     int what, ndim;
     bool weighted, bluestein;
     double scale;
-    int64_t n, m, lines, count;  // m: elements per line of work arrays, above n for Bluestein; count: per line of o
+    int64_t n, m, lines, count;  // elements per line: m of the work arrays (above n for Bluestein), count of o
     int64_t shape[MS_MAX_DIMS];
     fft_side x, o;
 };
@@ -140,7 +140,7 @@ template <class W> __global__ void write_kernel(fft_job j, pairs<W> from, pairs<
     int64_t line = i / j.count, k = i % j.count;
     W re = from.re[line * j.m + k], im = from.im[line * j.m + k],
       w = (W)(j.bluestein ? j.scale / (double)j.m : j.scale);
-    if (j.bluestein) {  // the convolution is conjugated
+    if (j.bluestein) {  // `from` has the conjugate of the convolution
         W c = chirp.re[k], s = chirp.im[k], a = re, b = -im;
         re = a * c - b * s;
         im = a * s + b * c;
