@@ -36,7 +36,8 @@ MS_CPU_RANDOM(MS_DECLARE)
 #define GRADIENT(name, kept) MS_DECLARE(name##_backward)
 #include "rows/elementwise.def"
 
-// Prepares a call whose kernel is one loop over contiguous tensors (ms_op.prepare of the elementwise operators).
+// Prepares a call whose kernel is one loop over contiguous tensors; returns false for others (ms_op.prepare of the
+// elementwise operators).
 bool ms__cpu_prepare_loop(ms_call *c, ms_prepared *p);
 // Copies src to dst, with broadcasting and conversion; any strides.
 void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src);

@@ -3,8 +3,8 @@
 // half types, a float32 copy is made, and the result is converted back).
 //
 // Sizes: N batch, C channels, S product of the remaining dimensions. With S > 1 a task is one channel, which is read
-// several times from the second-level cache. With S = 1 a task is a block of rows; the block size depends only on the
-// shape, and results of blocks are combined in order.
+// several times, but from memory only once if it fits in the second-level cache. With S = 1 a task is a block of rows;
+// the block size depends only on the shape, and results of blocks are combined in order.
 #include "cpu/rows/rows.h"
 #include "formulas/batch_norm.h"
 #include "rows/grad.h"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/loss.c -- mse_loss, cross_entropy, and linear_cross_entropy, which computes its logits in chunks of rows.
-// cross_entropy is fused with its softmax: forward reads the logits once and saves one number per row (its logsumexp);
-// backward writes the gradient in one pass. The losses are summed in float64, in a fixed order, so results do not
-// depend on the number of threads; mse_loss first sums pieces of PIECE squares in the type that computes them.
+// cross_entropy is fused with its softmax: forward reads the logits from memory once and saves one number per row (its
+// logsumexp); backward writes the gradient in one pass. The losses are summed in float64, in a fixed order, so results
+// do not depend on the number of threads; mse_loss first sums PIECE squares at a time in float32 (float64 for float64
+// tensors).
 #include "rows/grad.h"
 #include "rows/product.h"
 #include "cpu/product/product.h"
