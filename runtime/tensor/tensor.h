@@ -89,12 +89,12 @@ static inline void *ms__data(const ms_tensor *t)
 {
     return (char *)t->storage->data + (size_t)t->offset * (size_t)ms__dtype_size(t->dtype);
 }
-// "float32 [2, 3] cpu" in one of several buffers that are reused in turn.
+// Returns a text such as "float32 [2, 3] cpu", in one of several buffers that are reused in turn.
 const char *ms__tensor_text(const ms_tensor *t);
 
 // Functions of autograd; autograd/graph.c sets them when the library is loaded.
 typedef struct {
-    void (*leaf_drop)(ms_tensor *t);  // called when t, which has a leaf, is being freed
+    void (*leaf_drop)(ms_tensor *t);  // called when t is freed, if it has a leaf
     void (*node_release)(ms_node *n);
     bool (*has_grad)(const ms_tensor *t);
 } ms_tensor_observer;

@@ -33,7 +33,7 @@ typedef struct {
     ms_group *groups[GROUPS];
     double sums[GROUPS + 1];  // [0]: gradients that are not sharded; then one sum per group
     ms_norm_job jobs[MS_CUDA_DEVICES];
-    const ms_norm_part *there;  // the parts, if the GPU of all gradients has a copy of them already (ms_norm_job)
+    const ms_norm_part *there;  // a copy of `parts` in the memory of the GPU (ms_norm_job); NULL: none
 } gradients;
 
 // The sum of |g|^p over one block; for an infinite p, the maximum of |g|. Always adds in 16 lanes, so that the bits do
@@ -412,7 +412,7 @@ static ms_status clip_all(ms_clip *c)
 
 // ---- captured steps ----
 
-// A call of clip_grad_norm_ as work of a captured step; it stores the norm in one of the step's lasting tensors.
+// A call of clip_grad_norm_ as work of a captured step; it stores the norm in a tensor that lives as long as the step.
 static ms_status repeat_clip(void *arg, ms_captured *c)
 {
     ms_clip *mine = *(ms_clip **)arg;
@@ -423,7 +423,7 @@ static ms_status repeat_clip(void *arg, ms_captured *c)
     return st;
 }
 
-// In a CUDA graph, the list of gradients is on the device already.
+// Queues the call into a CUDA graph. there: the list of gradients, in GPU memory.
 static ms_status queue_clip(void *arg, ms_captured *c, void *there)
 {
     ms_clip *mine = *(ms_clip **)arg;
