@@ -112,8 +112,8 @@ function M.rows(root, build)
   local files = assert(io.popen(("find '%skernels/cuda' -name '*.cu' -printf '%%f\\n' | sort"):format(root)))
   for file in files:lines() do stems[#stems + 1] = file:match "^(.*)%.cu$" end
   files:close()
-  -- It takes seconds to analyse the PTX, so the table is kept, with what it was made of: the keys of ptx.sh and the
-  -- text of the programs that analyse.
+  -- It takes seconds to analyse the PTX, so the table is kept, with what it depends on: the keys of ptx.sh, and the
+  -- texts of ptx.lua and of this file.
   local of = { read(root .. "scripts/bench/support/ptx.lua"), read(root .. "scripts/bench/support/kernel_table.lua") }
   for _, stem in ipairs(stems) do of[#of + 1] = stem .. " " .. read(("%s/%s.key"):format(folder, stem)) end
   of = table.concat(of, "\n")

@@ -48,7 +48,7 @@ local function instruction(text)
   i.bytes, i.class, i.kind = access(op)
   if i.kind == "async" then i.bytes = tonumber(operands:match "%],%s*(%d+)") or 16 end
   i.number = tonumber(operands:match "^%d+")
-  -- The class that the instruction shows its untyped operands to have.
+  -- The class that the untyped operands must have for this instruction.
   if op == "mov.b32" and first:find "^%%f%d" then i.makes = "float32"
   elseif op == "mov.b64" and first:find "^%%fd%d" then i.makes = "float64"
   elseif op == "mov.b32" and first:find "^{%s*%%rs" or op:find "^cvt%.u16" or op:find "^prmt" or op:find "^mma"
