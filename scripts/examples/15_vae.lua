@@ -33,7 +33,7 @@ for epoch = 1, EPOCHS do
   if epoch % 4 == 0 then print(("epoch %d  loss %.1f"):format(epoch, mean:compute())) end
 end
 
--- Unseen discs, and what the decoder makes of their codes.
+-- Unseen discs, and their reconstructions.
 vae:eval()
 ms.no_grad(function()
   local unseen = discs(64)

@@ -10,7 +10,7 @@ local function mlp(inputs, outputs)
   return nn.Sequential(nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2),
     nn.Linear(64, outputs))
 end
-local function ring(n)                                  -- points at distance 1 of the origin, with a little noise
+local function ring(n)                                  -- points at distance 1 from the origin, with a little noise
   local angle = ms.rand(n, 1) * (2 * math.pi)
   return ms.cat({ angle:cos(), angle:sin() }, 2) + ms.randn(n, 2) * 0.05
 end

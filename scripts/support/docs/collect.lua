@@ -56,7 +56,7 @@ local function class_annotation(cls)
   return a
 end
 
--- The annotation of a field of the library or of tensors: that of the class to which it belongs.
+-- The annotation of a field of the library or of tensors: its @field line in the class to which it belongs.
 local function field_annotation(entry)
   local class_name = entry.section.prefix == "ms." and "moonshard" or entry.section.prefix == "Tensor." and "Tensor"
   for _, field in ipairs(class_name and annotations.declared_class(class_name).fields or {}) do

@@ -3,7 +3,7 @@
 --- section lists names of its owner in the order of the page, or includes all that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
-  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loaded when first named
+  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loads each
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"

@@ -58,7 +58,7 @@ local common = {
   type = "form of the tensors: whole, sharded, or this rank's part",
 }
 
--- Adds a row for each option, with the default that the library uses, unless the annotation names it.
+-- Adds a row for each option, with the default that the library uses, unless the annotation gives one.
 local function row(lines, name, p, defaults)
   if name == "given" then name = "opts" end
   local options = annotations.fields_of(p.type:match "^{%s*(.-)%s*}$" or "")
