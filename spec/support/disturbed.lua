@@ -12,7 +12,7 @@ local save_once = require "spec.support.save_once"
 local M = { OLD = 1, NEW = 2 }
 local OLD, NEW = M.OLD, M.NEW
 
--- Calls that can affect files. mmap and the like concern memory; futex and signals concern threads.
+-- System calls that concern files. mmap and the like concern memory; futex and signals concern threads.
 M.CALLS = { "openat", "open", "creat", "read", "pread64", "write", "pwrite64", "writev", "pwritev2", "close", "fsync",
   "fdatasync", "ftruncate",
                 "fallocate", "rename", "renameat", "renameat2", "link", "unlink", "unlinkat", "mkdir", "mkdirat",

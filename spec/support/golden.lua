@@ -83,7 +83,7 @@ function M.close(what, expected, got, rtol, atol)
   end
 end
 
---- Compares a plain tensor with flat numbers.
+--- Compares an unsharded tensor with a flat list of numbers.
 function M.close_list(what, expected, t, rtol, atol)
   local got = t:detach():reshape(-1):tolist()
   assert(#got == #expected, ("%s: %d numbers expected, got %d"):format(what, #expected, #got))
@@ -135,7 +135,7 @@ function M.trainable(model)
   return list
 end
 
---- sqrt of the sum of squares over the existing plain gradients.
+--- The 2-norm of all gradients together; parameters without a gradient are skipped. The gradients must not be sharded.
 function M.grad_norm(params)
   local sum = 0
   for _, p in ipairs(params) do
@@ -144,8 +144,8 @@ function M.grad_norm(params)
   return math.sqrt(sum)
 end
 
---- Compares names, order, shapes, requires_grad and digests with the recorded parameters; whole(p) returns the plain
---- whole tensor.
+--- Compares names, order, shapes, requires_grad and digests with the recorded parameters; whole(p) returns the whole
+--- parameter as an unsharded tensor.
 function M.close_params(run, model, whole, rtol, atol)
   local k = 0
   for name, p in model:named_parameters() do

@@ -7,8 +7,8 @@ local run = require("moonshard").run
 
 local M = {}
 
--- A checkpoint comes in the middle of an epoch of 20 batches. The job also writes the number of each step that it has
--- logged to a second file, so that lost lines are detected.
+-- An epoch has 20 batches and a checkpoint comes every 25 steps, so most come in the middle of an epoch. The job also
+-- writes the number of each step that it has logged to a second file, so that lost lines are detected.
 local JOB = [[
 local ms = require "moonshard"
 ms.manual_seed(3)

@@ -33,7 +33,7 @@ function M.files(root, folder, pattern, list)
   return list
 end
 
---- The C sources under a root.
+--- Files of runtime and kernels under a root whose paths match.
 function M.sources(root, pattern)
   local list = M.files(root, "runtime", pattern)
   return M.files(root, "kernels", pattern, list)
@@ -148,7 +148,7 @@ local function fields(body)
   return n
 end
 
--- Keywords that precede parentheses and a brace like the name of a function.
+-- Keywords that, like the name of a function, may stand before parentheses and a brace.
 local statement = { ["if"] = true, ["for"] = true, ["while"] = true, ["switch"] = true, ["return"] = true }
 
 --- Lists structs with their numbers of fields, and functions with their numbers of parameters, as { path, name, n }:
@@ -162,7 +162,7 @@ function M.sizes(root)
     end
     text = text:gsub("__attribute__%s*%b()", ""):gsub("__launch_bounds__%s*%b()", "")
     for at in text:gmatch "()%(" do
-      -- NAME(...) {, R(NAME)(...) { or [...](...) {, with words like const or -> T before the brace.
+      -- Matches `NAME(...) {`, `R(NAME)(...) {` and `[...](...) {`, also with words such as const or -> T before {.
       local parameters, after = text:match("^(%b())([%w_%s]*){", at)
       if not parameters then parameters, after = text:match("^(%b())%s*([%w_%s]*)%->[%w_%s:<>,%*&]+{", at) end
       local before = parameters and text:sub(math.max(1, at - 99), at - 1)

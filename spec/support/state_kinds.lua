@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- One small model with its optimizer, sharded in many ways: for specs that move state from one way to another.
+--- One small model with its optimizer, sharded in many ways: for specs that load the state of one into another.
 local train_alike = require "spec.support.train_alike"
 
 local M = {}

@@ -109,7 +109,7 @@ struct member {
     std::atomic<uint64_t> step;  // number of barriers that the rank has reached
     int device;
     uint64_t operation;                       // fingerprint of the operation in progress
-    std::atomic<uint64_t> split, split_read;  // number of splits that the rank takes part in, and is done with
+    std::atomic<uint64_t> split, split_read;  // number of splits that the rank has entered, and has finished
     int color, key;
     std::atomic<uint64_t> offered;  // number of the split for which the rank made the memory of a communicator
     int pid, fd;
