@@ -5,7 +5,7 @@
 #define MS_OPTIM_ADAGRAD
 
 enum { ADAGRAD_LR, ADAGRAD_DECAY, ADAGRAD_START, ADAGRAD_EPS };  // factors; START: added to s at the first step
-enum { MS_KEEPS_adagrad = 1 << 1 };                              // supported sets of states: s
+enum { MS_KEEPS_adagrad = 1 << 1 };                              // sets of states (list.h): s
 
 #ifdef MS_OPTIM_ROWS
 static unsigned adagrad_keeps(const ms_optim_options *o)

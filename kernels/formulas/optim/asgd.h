@@ -6,7 +6,7 @@
 #define MS_OPTIM_ASGD
 
 enum { ASGD_DECAY, ASGD_SHRINK, ASGD_ETA, ASGD_MU };  // factors; SHRINK: 1 - lambd * eta
-enum { MS_KEEPS_asgd = 1 << 1 };                      // supported sets of states: a
+enum { MS_KEEPS_asgd = 1 << 1 };                      // sets of states (list.h): a
 
 #ifdef MS_OPTIM_ROWS
 static unsigned asgd_keeps(const ms_optim_options *o)

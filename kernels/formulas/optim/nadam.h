@@ -19,7 +19,7 @@ enum {
     NADAM_ROOT,
     NADAM_EPS
 };
-enum { MS_KEEPS_nadam = 1 << 3 };  // supported sets of states: m and v
+enum { MS_KEEPS_nadam = 1 << 3 };  // sets of states (list.h): m and v
 
 #ifdef MS_OPTIM_ROWS
 static unsigned nadam_keeps(const ms_optim_options *o)

@@ -6,7 +6,7 @@
 #define MS_OPTIM_RMSPROP
 
 enum { RMSPROP_LR, RMSPROP_DECAY, RMSPROP_ALPHA, RMSPROP_REST, RMSPROP_EPS, RMSPROP_MOMENTUM };  // factors
-enum { MS_KEEPS_rmsprop = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 7 };  // supported sets of states: v, with or without b and a
+enum { MS_KEEPS_rmsprop = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 7 };  // sets of states (list.h): v, with or without b and a
 
 #ifdef MS_OPTIM_ROWS
 static unsigned rmsprop_keeps(const ms_optim_options *o)

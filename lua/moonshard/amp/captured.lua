@@ -19,8 +19,8 @@ local function ids_of(found)
   return #list, ffi.new("ms_id[?]", math.max(#list, 1), list)
 end
 
---- Calls fn, whose work a repetition does only if its own gradients are finite. If a gradient of this call is infinite
---- or nan, fn is not called, and the step is not captured. Returns the sum of found_inf, and fn's result.
+--- Calls fn; a repetition repeats fn's work only if the repetition's gradients are finite. If a gradient of this call is
+--- infinite or nan, fn is not called, and the step is not captured. Returns the sum of found_inf, and fn's result.
 ---@param found table<string, Tensor>  found_inf by device
 ---@param fn fun(): any
 ---@return number, any

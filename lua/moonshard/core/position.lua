@@ -126,7 +126,7 @@ local function add_loops(path, fn, level, line)
       if counted[values[slot]] == "steps" then path.step = count end
     end
     if loop.skipped then
-      -- If both parts share a line, the line does not say which one runs.
+      -- If both parts of an `if` share a line, the line does not tell which of them runs.
       if loop.from <= line and line <= loop.other and loop.to < loop.second then
         found[#found + 1] = { 2 * loop.from, line <= loop.to and -2 or -4 }
       end

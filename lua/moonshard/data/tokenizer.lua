@@ -118,7 +118,7 @@ function M.train_tokenizer(texts, given)
   for w = 1, #words do count_pairs(counts, where, words, w, 1) end
   while self.vocab_size < o.vocab_size do
     local best, most = nil, 1
-    for pair, count in pairs(counts) do                 -- of the most frequent pairs the smallest, in any order
+    for pair, count in pairs(counts) do                 -- finds the smallest of the most frequent pairs
       if count > most or count == most and best and pair < best then best, most = pair, count end
     end
     if not best then break end

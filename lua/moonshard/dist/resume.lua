@@ -46,7 +46,7 @@ function M.place(a, b, c)
   return (is_async(c) or is_async(b) or is_async(a)) and async_place(errors.user_line(3)) or at.text, at
 end
 
---- Records that the call at that place failed.
+--- Records that the call at the place `where` failed.
 ---@param where string  "" if it was not a single collective
 ---@param at Position?  nil: unknown
 function M.failed_at(where, at)
@@ -55,7 +55,7 @@ function M.failed_at(where, at)
   failed, caught, succession, seen = where, catcher, true, state.dist_failures
 end
 
---- Records that an asynchronous call made at that line failed.
+--- Records that an asynchronous call made at the line `site` failed.
 ---@param site string?
 function M.async_failed(site) M.failed_at(async_place(site), position.now()) end
 

@@ -103,7 +103,7 @@ local implicit = Function {
 }
 
 --- The logarithms of gamma numbers of the given sizes, float64, with a gradient for the concentration. Those of an
---- infinite concentration are infinite, those of a negative one or of nan are nan.
+--- infinite concentration are infinite; those of a negative one or of nan are nan.
 ---@param sizes integer[]
 ---@param concentration Tensor  expands to sizes
 ---@return Tensor
@@ -153,8 +153,8 @@ local function poisson(rate)
   return where(low, by_inversion(where(low, rate, 0)), high)
 end
 
---- Poisson numbers of the given sizes, float64, without a gradient; of an infinite rate infinity, of a negative one
---- or of nan nan.
+--- Poisson numbers of the given sizes, float64, without a gradient. The number of an infinite rate is infinite; that
+--- of a negative rate or of nan is nan.
 ---@param sizes integer[]
 ---@param rate Tensor  expands to sizes
 ---@return Tensor

@@ -178,8 +178,8 @@ end
 
 local function check(status) if status ~= 0 then errors.fail() end end
 
--- Calls checkpoint_index.replaceable for the folder that currently has the name. If another save replaces that folder
--- during the check, the check may have read parts of two folders, so a refusal is checked again.
+-- Calls checkpoint_index.replaceable for the folder at the target's path. If another save replaces that folder during
+-- the check, the check may have read parts of two folders, so a refusal is checked again.
 local function examine(folder)
   local path, same = ffi.string(lib.ms_folder_path(folder)), ffi.new "int[1]"
   repeat
