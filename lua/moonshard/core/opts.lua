@@ -175,7 +175,7 @@ end
 -- ---- options --------------------------------------------------------------------------------------
 
 local printing = {}
---- Declares that a metatable only says how a table of data prints: M.is_plain takes such tables for plain.
+--- Declares that a metatable only says how a table of data prints: M.is_plain treats such tables as plain.
 ---@param mt table
 ---@return table mt
 function M.printing(mt)

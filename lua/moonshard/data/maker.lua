@@ -146,7 +146,6 @@ end
 ---@return table?  nil: the stream has no such batch
 function Maker:block(epoch, k) return scope.run("DataLoader", batch_of_block, self, epoch, k) end
 
---- Whether a dataset is a stream.
 function M.is_stream(dataset) return class.isa(dataset, datasets.IterableDataset) end
 
 return M

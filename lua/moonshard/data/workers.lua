@@ -36,7 +36,6 @@ function M.new(given, count, prefetch, timeout)
   return self
 end
 
---- Ends the workers.
 function Workers:close()
   for _, w in ipairs(self.list) do
     if w.process then processes.finish(w.process) end
