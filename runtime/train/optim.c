@@ -216,8 +216,8 @@ static void step_end(step *s)
     free(s->copies);
 }
 
-// Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet: zeros, but a master
-// (bit `master`) has the parameter's values.
+// Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet: zeros, but the master
+// weights (bit `master`) get the parameter's values.
 static ms_status take_state(step *s, unsigned keeps, unsigned master, ms_tensor *p, ms_id *state, stepped *l)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
@@ -267,7 +267,7 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
     return cast ? ms__copy(*out, g) : MS_OK;
 }
 
-// The index of a master among a leaf's states: after the states that the optimizer's row lists.
+// The index of the master weights among a leaf's states: after the states that the optimizer's row lists.
 static int master_at(const ms_optim_row *row)
 {
     int k = 0;

@@ -60,8 +60,8 @@ static void N(run_whole)(const job *j, int64_t at, int64_t n)
     }
 }
 #else
-// Steps n elements, at most PIECE, in float32: their masters, or without these the converted parameters. The results,
-// rounded, are the new parameters.
+// Steps n elements, at most PIECE, in float32: the master weights, or the converted parameters if there are none. The
+// results, rounded, are the new parameters.
 static MS_KERNEL void N(run_whole)(const job *j, int64_t at, int64_t n)
 {
     float g[PIECE], whole[PIECE];
