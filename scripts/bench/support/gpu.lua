@@ -42,7 +42,7 @@ local function case(in_group, name, what, make)
   table.insert(cases, what)
 end
 
-local n = quick and 4096 or 64 * 2 ^ 20                  -- elements; the larger: 256 MiB of float32, above any cache
+local n = quick and 4096 or 64 * 2 ^ 20                  -- elements: 256 MiB of float32, above any cache
 local C = quick and 64 or 1024
 local function rows(dtype) return ms.randn(n / C, C, on(dtype)) end
 

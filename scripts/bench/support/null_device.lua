@@ -23,7 +23,8 @@ local COUNTS = { "launches", "products", "flops", "to_device", "to_host", "on_de
   "frees", "waits", "events" }
 
 local lib
---- Opens the device. Returns true, or false and the reason if device cuda is not available.
+--- Opens the device. Returns true, or false and the reason if device cuda is not available; raises if it is another
+--- device.
 ---@param build string  the build folder
 function M.open(build)
   local cuda = require("moonshard").cuda
