@@ -27,7 +27,7 @@ local model = fsdp.FSDP(nn.Sequential(nn.Linear(8, 32), Block(32), Block(32), nn
 ms.manual_seed(1 + dist.rank())                         -- from here on, random data differ between ranks
 say("units:", #fsdp.fsdp_modules(model))
 
-local optimizer = optim.AdamW(model:parameters(), { lr = 0.005 })       -- after wrapping
+local optimizer = optim.AdamW(model:parameters(), { lr = 0.005 })       -- made after wrapping, as in PyTorch
 -- The initial scale is too large on purpose: the first steps are skipped.
 local scaler = amp.ShardedGradScaler { init_scale = 2 ^ 40, backoff_factor = 2 ^ -8 }
 local skipped = 0

@@ -105,7 +105,7 @@ local function entries_of(section, taken)
   return list
 end
 
---- The pages with their entries.
+--- The pages of pages.lua, with their entries. Entries of a function that has an earlier entry refer to it (same_as).
 function M.pages()
   local pages, taken = require "docs.pages", {}
   local seen = {}

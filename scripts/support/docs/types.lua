@@ -21,7 +21,7 @@ local nn = { F = {} }
 ]]
 
 --- The first source of the engine's tables that is newer than the engine; nil if there is none. With an old engine the
---- reference would be that of old sources.
+--- reference would describe old sources.
 ---@param root string  the source tree
 ---@return string?
 function M.newer_source(root)
