@@ -15,7 +15,7 @@ local function folder()
 end
 M.folder = folder()
 
---- A golden file as a table; its phase becomes that of the weights and inputs made after it.
+--- Reads a golden file into a table. Weights and inputs that are made afterwards have the file's phase.
 function M.load(name)
   local value = cjson.decode(process.read(M.folder .. "/" .. name .. ".json"))
   M.phase = value.phase

@@ -87,7 +87,7 @@ function M.calls(symbols)
   return uses
 end
 
---- Uses by #include "...", looked up in runtime/ and kernels/.
+--- Uses by #include "...", looked up in runtime/, kernels/ and the folder of the file that includes.
 function M.includes(root)
   local uses = {}
   for _, user in ipairs(M.sources(root, "%.[chu]+$")) do

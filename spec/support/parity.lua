@@ -249,7 +249,7 @@ function M.check(model, o)
         ("%s of iteration %d: %.9g, the reference's %.9g"):format(what, k, gots[k], want))
     end
   end
-  -- In a half dtype compares only the last scaled loss, as the suites do: FSDP computes more in half precision than
+  -- In a half dtype compares only the last scaled loss, as PyTorch does: FSDP computes more in half precision than
   -- autocast does, and an earlier scaled loss may overflow.
   local n = #history.losses
   if low then near("scaled loss", { [n] = ref.history.scaled[n] }, history.scaled) end

@@ -169,8 +169,9 @@ function Gang:verdict(k, reason)
   return table.concat(told, "\n")
 end
 
--- Watches until the result of test k is known. Returns "passed"; or "failed" and a reason or nil, when the gang has
--- ended. The time limit counts from the moment when the last rank has begun the test, without the start of the gang.
+-- Watches until the result of test k is known. Returns "passed"; or "failed" once the gang has ended, with a reason
+-- unless a rank failed or died. The time limit counts from the moment when the last rank has begun the test, so it does
+-- not include the start of the gang.
 function Gang:watch(k, timeout)
   local b, n = self.board, self.world
   local nap, failed_at = 0, nil

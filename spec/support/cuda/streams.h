@@ -22,7 +22,8 @@ namespace ms_shim
 // again while a stream still waits for it.
 typedef std::shared_ptr<std::atomic<int>> flag;
 // The state of an event between processes, in memory that both map. recorded: how many records there are; reached: the
-// number of the latest record that the stream has reached; wanted: that of the latest one another process waits for.
+// number of the latest record that the stream has reached; wanted: the number of the latest record that another process
+// waits for.
 struct counters {
     std::atomic<uint64_t> recorded, reached, wanted;
 };
@@ -177,7 +178,7 @@ inline void step()  // waits until an item has run, so that a loop over cudaEven
 // ---- eager and lazy ----
 
 // A stand-in of another CUDA library (cuBLASLt, NCCL) may call this for a stream of the plugin. Each shared library has
-// its own copy of the scheduler `all`, so the stream's is used.
+// its own copy of the scheduler `all`, so this uses s->lazy, the scheduler of the stream.
 inline void push_item(stream_state *s, item &&next)
 {
     if (s->into) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// null/calls.c -- the CUDA runtime's functions: they count their calls and track allocations.
+// null/calls.c -- the CUDA runtime's functions: they count launches, copies, fills, waits and events, track
+// allocations, and run nothing.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
