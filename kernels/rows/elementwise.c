@@ -274,7 +274,7 @@ static ms_status check_where(ms_call *c)
     MS_TRY(broadcast_three(c, &ndim, shape));
     return ms__call_out(c, 0, ms__result_dtype(a, b), ms__device(a), ndim, shape);
 }
-// Checks, for lerp, addcmul and addcdiv, that all tensors have one dtype.
+// Checks, for lerp, addcmul and addcdiv, that all tensors have one supported dtype, and that the number fits it.
 static ms_status one_dtype(const ms_call *c)
 {
     bool wholes = strncmp(c->op->name, "addcmul", 7) == 0;  // defined for integers too

@@ -15,7 +15,7 @@ enum { MS_POOLING_FLOOR, MS_POOLING_CEIL, MS_POOLING_ADAPTIVE };  // the output'
 typedef struct ms_pooling {
     int64_t planes, in, out;  // in, out: elements of a plane
     ms_window w[3];
-    int64_t count_padding, divisor;  // of a mean; divisor 0: divides by the elements of a window
+    int64_t count_padding, divisor;  // for means; divisor 0: the number of elements of the window
 } ms_pooling;
 
 // The number of integers of a forward; those of a backward have the input's sizes after these.

@@ -45,7 +45,7 @@ local function construct(self, given, spec)
   -- The 0 is growth_tracker: the number of steps without infinities since the scale changed.
   self._rule = engine.ffi.new("ms_scale_rule", { o.growth_factor, o.backoff_factor, o.growth_interval, 0 })
   self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
-  -- The Flag of the last step, if at its update only a GPU knew whether it was skipped; otherwise false.
+  -- The Flag of the last step, if at its update() only a GPU knew whether it was skipped; otherwise false.
   self._undecided = false
   return o
 end
@@ -276,7 +276,7 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
--- Counts the last step, if at its update only a GPU knew whether it was skipped. Waits for the GPU.
+-- Updates growth_tracker for the last step, if at its update() only a GPU knew whether it was skipped.
 local function settle(self)
   local flag, rule = self._undecided, self._rule
   if not flag then return end

@@ -39,7 +39,7 @@ local function async_place(site) return "async " .. (site or "") end
 local function is_async(x) return type(x) == "table" and getmetatable(x) == nil and x.async == true end
 
 --- A call's place is the script's position. The place of an asynchronous call is only its line: it fails at the wait,
---- when the position of the call is unknown.
+--- where the rest of the call's position is no longer known.
 ---@return string, Position
 function M.place(a, b, c)
   local at = position.now()
