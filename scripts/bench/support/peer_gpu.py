@@ -79,7 +79,7 @@ def attention_backward(h, t, d):
 
 for D, T, H in (64, 1024, 96), (64, 8192, 12), (128, 1024, 48), (128, 8192, 6):
     sizes = (2, 16, 8) if quick else (H, T, D)
-    for own in "", ", own kernels":  # the backend that PyTorch chooses; FlashAttention, beside our own kernels
+    for own in "", ", own kernels":  # the backend that PyTorch chooses; FlashAttention, the peer of our own kernels
         case("attention", f"attention {H} x {T} x {D}, causal, bfloat16{own}")(attention(*sizes))
         case("attention", f"attention {H} x {T} x {D}, causal, bfloat16, with backward{own}")(attention_backward(*sizes))
 

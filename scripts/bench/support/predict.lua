@@ -9,7 +9,7 @@
 --- plus 0.6 us for each wait for memory, where one wait depends on the one before (at least one a launch). Bytes in
 --- flight are those of the static table for the dtype class in which the launch touches most bytes; a grid that does
 --- not fill the GPU has fewer. 20 KB at 4.3 TB/s over 132 SMs correspond to a latency of 0.6 us, so the first term
---- covers a loop of few threads over many parts.
+--- also covers the waits of a loop in which few threads read many parts one after the other.
 local kernels = require "kernel_table"
 local M = {}
 
