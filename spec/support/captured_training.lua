@@ -14,7 +14,7 @@ function M.same(a, b)
   end
 end
 
---- By name: a function that makes the model, its optimizer and the step of one kind of training.
+--- Functions by name: each makes the model, its optimizer and the step of one kind of training.
 M.kinds = {}
 local kinds = M.kinds
 

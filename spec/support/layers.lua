@@ -49,8 +49,8 @@ local function plain_c(text)
   return (("\n" .. text):gsub("\n[ \t]*#[^\n]*", "\n"):sub(2))
 end
 
---- The symbols of the objects of sources that root still has: defined (symbol -> source), needed (source -> symbols),
---- weak (list of { source, symbol }), objects (count). objects: the folder that mirrors the tree.
+--- The symbols of the object files whose sources still exist under root: defined (symbol -> source), needed (source ->
+--- symbols), weak (list of { source, symbol }), objects (their number). objects: the folder that mirrors the tree.
 function M.symbols(root, objects)
   local found = { defined = {}, needed = {}, weak = {}, objects = 0 }
   local pipe = io.popen(("cd '%s' && find . -name '*.o' | sort | xargs -r nm -A"):format(objects))
@@ -103,8 +103,8 @@ function M.includes(root)
   return uses
 end
 
---- Headers that declare a symbol that a .c other than their own defines: { header, symbol, source }. A header without a
---- .c of its name may declare for all files of its layer. layer_of(path): the layer.
+--- Headers that declare a symbol which is not defined in the .c file of the same name: { header, symbol, source }. A
+--- header without such a file may declare for all files of its layer. layer_of(path): the layer.
 function M.misplaced(root, symbols, layer_of)
   local wrong, seen = {}, 0
   for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- not moonshard.h, which declares functions of all files

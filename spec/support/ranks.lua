@@ -98,7 +98,7 @@ end
 local function tail(text, n)
   local lines = {}
   for line in text:gmatch "[^\n]+" do
-    -- Removes mpirun's rules of dashes, and its texts about ranks that this process killed.
+    -- Removes mpirun's lines of dashes, and its texts about ranks that this process killed.
     if not (line:find "^%-%-%-" or line:find "^Primary job +terminated" or line:find "^a non%-zero exit code. Per user"
         or line:find "^mpirun noticed that process rank %d+ .* signal 9 ") then
       lines[#lines + 1] = line

@@ -135,7 +135,8 @@ while more do
   if not message then outcome, message, seconds, hit = attempt(n, rank == which, want, fresh(n)) end
   meet(2 * n + 1)
   if outcome == "error" then
-    -- A peer may have continued past the error outside of forward and backward; its next operation differs.
+    -- An error outside of forward and backward may not reach the peers. They then see that the culprit calls another
+    -- collective than they do.
     if not (clean(message) or rank ~= which and message:find "the ranks ask for different things") then
       outcome = "UNCLEAR ERROR"
     end

@@ -79,7 +79,7 @@ inline void work(stream_state *s)
         next = item {};
         hold.lock();
         s->busy = false;
-        if (s->queue.empty()) s->idle.notify_all();  // what drain waits for; it need not wake up for each item
+        if (s->queue.empty()) s->idle.notify_all();  // drain waits for an empty queue, not for each item
     }
 }
 

@@ -40,7 +40,7 @@ struct virtual_memory {
 };
 inline virtual_memory &virtuals = *new virtual_memory;  // never destroyed: calls during exit find it
 
-// Without the mode `chunks` every block of the engine is an allocation of its own, which is a file descriptor here.
+// Without the mode `chunks` every memory block of the engine is an allocation of its own, here with a file descriptor.
 inline void allow_many_descriptors()
 {
     static bool done = false;
