@@ -505,7 +505,6 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     return MS_OK;
 }
 
-// Makes the ms_clip of the leaves of all groups.
 static ms_status new_clip(ms_clip **out, int n_groups, const ms_optim_group *groups, int n, double max_norm, double p)
 {
     ms_id *all = malloc((size_t)(n > 0 ? n : 1) * sizeof *all);
@@ -519,7 +518,6 @@ static ms_status new_clip(ms_clip **out, int n_groups, const ms_optim_group *gro
     return st;
 }
 
-// Checks the options of all groups and steps their leaves.
 static ms_status step_all(int n_groups, const ms_optim_group *groups, terms *of)
 {
     int n = 0;
