@@ -22,7 +22,6 @@ end
 ---@field about string[]  sentences
 ---@field entries { names: string[], value?: string, about: string }[]  options and commands, in the text's order
 
---- Reads a usage text.
 ---@param text string
 ---@return Usage
 local function read(text)

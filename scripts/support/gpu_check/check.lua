@@ -76,7 +76,6 @@ end
 local begun = process.now()
 local function left() return given.limit - (process.now() - begun) end
 
---- Runs one part; returns its record.
 local function run(part, number)
   local record = { part = part.name, limit = math.min(part.limit, given.part_limit) }
   local why = part.missing and part.missing()
