@@ -168,7 +168,6 @@ function Page:wheel(x, y, by, held)
   self:frame()
 end
 
---- Presses a key.
 ---@param key string  its name in the DOM, such as "ArrowLeft" or "+"
 ---@param held? string  "shift", "control"
 function Page:key(key, held)

@@ -263,7 +263,7 @@ ncclComm *comm_new(memory *mem, int rank, int size)
     return c;
 }
 
-// Whether the communicator may be used.
+// Returns NCCL_Success if the communicator may be used, otherwise the result of a call that uses it.
 nccl_result usable(ncclComm *c)
 {
     if (!c || c->is != LIVE || c->finalized)
