@@ -289,7 +289,7 @@ typedef struct {
 //   tile                                        i: times...
 //   tril triu                                   i: diagonal?
 //   layer_norm add_layer_norm                   i: dims (the number of last dimensions); f: eps
-//   rms_norm add_rms_norm                       f: eps
+//   rms_norm add_rms_norm                       i: dims? (1); f: eps
 //   gelu_mlp                                    i: recompute? (backward computes the activations again)
 //   batch_norm                                  i: training; f: eps
 //   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups

@@ -244,6 +244,8 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   "linear: the input's last dimension must be the weight's 2 columns: input [2, 3], weight [2, 2]" },
   { "nn.F.softmax(x, 9)",
   "softmax: dimension 9 is out of range for a tensor of 2 dimensions (expected -2 to 2 except 0)" },
+  { "nn.F.rms_norm(x, m)", "rms_norm: argument 2 is a Linear, expected a size or a list of sizes" },
+  { "nn.F.rms_norm(x, {4})", "rms_norm: input [2, 3] does not end in the normalised sizes [4]" },
   { "nn.F.layer_norm(x, {4})", "layer_norm: input [2, 3] does not end in the normalised sizes [4]" },
   { "nn.F.scaled_dot_product_attention(x, y, x)",
   "attention: expected query [..., t, d] and key, value [..., s, d], got [2, 3], [2, 2], [2, 3]" },

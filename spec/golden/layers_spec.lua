@@ -29,6 +29,8 @@ local cases = {
     F.instance_norm(x, mean, var, { momentum = 0.3 })
     return ms.cat { mean, var }
   end,
+  rms_norm_sizes = function(x, w) return F.rms_norm(x, { 3, 4 }, w, { eps = 1e-5 }) end,
+  rms_norm_plain = function(x) return F.rms_norm(x, { 4, 5 }) end,
   pad = function(x) return F.pad(x, { 1, 2, 0, 3 }, { value = 0.5 }) end,
   pad_negative = function(x) return F.pad(x, { -1, 2, 1, -2 }) end,
   pixel_shuffle = function(x) return F.pixel_shuffle(x, 2) end,

@@ -119,6 +119,38 @@ describe("layers", function()
 
   it("check the sizes they normalise over", function()
     assert.truthy(message(nn.LayerNorm(5, { elementwise_affine = false }), ms.ones(2, 6)):find("[5]", 1, true))
+    assert.truthy(message(nn.RMSNorm({ 5, 6 }, { elementwise_affine = false }), ms.ones(2, 6, 6)):find("[5, 6]", 1,
+      true))
+  end)
+
+  it("normalise the mean square over several trailing dimensions, as one dimension of all their elements", function()
+    local x = ms.randn(2, 3, 4):requires_grad_()
+    local y, r = ms.randn(2, 3, 4), ms.randn(2, 3, 4)
+    local weight = ms.rand(3, 4)
+    for _, affine in ipairs { true, false } do
+      local norm, flat = nn.RMSNorm({ 3, 4 }, { elementwise_affine = affine }),
+        nn.RMSNorm(12, { elementwise_affine = affine })
+      if affine then
+        ms.no_grad(function()
+          norm.weight:copy_(weight)
+          flat.weight:copy_(weight:reshape(-1))
+        end)
+      end
+      local got = norm(x)
+      x.grad = nil
+      got:backward(y)
+      local grad = x.grad:clone()
+      x.grad = nil
+      local want = flat(x:reshape(2, 12))
+      want:backward(y:reshape(2, 12))
+      assert.is_true(got:reshape(2, 12):equal(want))
+      assert.is_true(grad:equal(x.grad))
+      if affine then assert.is_true(norm.weight.grad:reshape(-1):equal(flat.weight.grad)) end
+      assert.is_true(norm(x, r):equal(norm(x + r)))
+      assert.is_true(nn.F.rms_norm(x, { 3, 4 }, norm.weight):equal(got))
+      if affine then assert.is_true(nn.F.rms_norm(x, norm.weight):equal(got)) end
+    end
+    assert.are.equal("RMSNorm([3, 4], weight)", tostring(nn.RMSNorm { 3, 4 }))
   end)
 
   it("leave the padding row without gradient", function()

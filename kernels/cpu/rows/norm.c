@@ -89,7 +89,7 @@ static ms_status run_norm(ms_call *c, bool rms, int residual)
     ms_block *block = NULL;
     norm p = { .dtype = out->dtype, .rms = rms, .eps = c->f[0] };
     ms_status st = MS_OK;
-    p.n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
+    p.n = ms__row_length(c->in[0], (int)c->i[0]);
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
     p.room_bytes = (size_t)((residual ? 5 : 3) * p.n) * (p.dtype == MS_F64 ? 8 : 4);
@@ -143,7 +143,7 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
     norm p = { .dtype = c->in[0]->dtype, .rms = rms, .eps = c->f[0] };
     size_t size = p.dtype == MS_F64 ? 8 : 4;
     ms_status st = ms__contiguous(&g, c->in[0]);
-    p.n = ms__row_length(c->in[1], rms ? 1 : (int)c->i[0]);
+    p.n = ms__row_length(c->in[1], (int)c->i[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
     if (st != MS_OK) goto out;

@@ -405,7 +405,7 @@ static ms_status norm(ms_call *c, bool rms, int residual)
     scratch parts;
     ms_tensor *o = c->out[0];
     const char *what = c->op->name;
-    int64_t n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
+    int64_t n = ms__row_length(c->in[0], (int)c->i[0]);
     int index = index_of(o), dtype = o->dtype;
     MS_TRY(h.hold(c));
     if (o->numel == 0) return MS_OK;
@@ -518,7 +518,7 @@ static ms_status long_norm_backward(const norm_gradients &d)
 static ms_status norm_backward(ms_call *c, bool rms)
 {
     held_inputs h;
-    int64_t n = ms__row_length(c->in[1], rms ? 1 : (int)c->i[0]);
+    int64_t n = ms__row_length(c->in[1], (int)c->i[0]);
     MS_TRY(h.hold(c, 4));
     norm_rows q = { n ? h.in[1]->numel / n : 0, n, c->f[0], rms, ms__data(h.in[1]), data_of(h.in[2]), NULL, NULL,
                     ms__data(h.in[3]) };

@@ -112,32 +112,36 @@ static ms_status layer_check(ms_call *c, const norm_form *form)
     if (c->n_i < 1) return ms__call_fail(c, "needs the number of normalised dimensions");
     return norm_check(c, (int)c->i[0], form);
 }
+// Sets a missing number of dimensions to 1, so that the kernels and backward need not ask.
+static ms_status rms_check(ms_call *c, const norm_form *form)
+{
+    if (c->n_i < 1) c->i[c->n_i++] = 1;
+    return norm_check(c, (int)c->i[0], form);
+}
 static ms_status layer_norm_check(ms_call *c) { return layer_check(c, &plain); }
-static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1, &plain); }
+static ms_status rms_norm_check(ms_call *c) { return rms_check(c, &plain); }
 static ms_status add_layer_norm_check(ms_call *c) { return layer_check(c, &added); }
-static ms_status add_rms_norm_check(ms_call *c) { return norm_check(c, 1, &added); }
+static ms_status add_rms_norm_check(ms_call *c) { return rms_check(c, &added); }
 
 // Inputs: gradient, x, w (optional), mean and 1 / sqrt(variance + eps) of each row, and optionally the gradient that x
 // already has, to which dx is added. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the
 // mask selects; dw and db have the shape of the normalised dimensions.
-static ms_status norm_backward_check(ms_call *c, int dims)
+static ms_status norm_backward_check(ms_call *c)
 {
     const ms_tensor *x = c->in[1];
     int64_t mask = c->i[c->n_i - 1];
-    int k = 0;
+    int k = 0, dims = (int)c->i[0];
     if (c->n_in == 5) ms__call_inplace(c, k++, 4);
     else if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
     for (int in = 1; in <= 2; in++)
         if (mask >> in & 1) MS_TRY(ms__call_out(c, k++, x->dtype, ms__device(x), dims, x->shape + x->ndim - dims));
     return MS_OK;
 }
-static ms_status layer_norm_backward_check(ms_call *c) { return norm_backward_check(c, (int)c->i[0]); }
-static ms_status rms_norm_backward_check(ms_call *c) { return norm_backward_check(c, 1); }
 
-static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 4, 5, .check = layer_norm_backward_check,
+static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 4, 5, .check = norm_backward_check,
                                                    .run = { [MS_CPU] = ms__cpu_layer_norm_backward });
-static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 4, 5, .check = rms_norm_backward_check,
-                                                 .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
+static const ms_op op_rms_norm_backward =
+    MS_ROW("rms_norm_backward", 4, 5, .check = norm_backward_check, .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
 
 // On a GPU the kernel adds dx to the gradient that x already has, if any. x has one if a residual connection uses it,
 // too; adding to it saves a launch and two passes over dx.
@@ -198,7 +202,8 @@ static const ms_op op_layer_norm =
 static const ms_op op_rms_norm =
     MS_ROW("rms_norm", 1, 2, .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1, .check = rms_norm_check,
            .run = { [MS_CPU] = ms__cpu_rms_norm }, .backward = rms_norm_backward,
-           .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] f=1e-5; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5");
+           .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] i=1 f=1e-5; [2,3,4] [3,4] i=2 f=1e-3; "
+                      "[2,3,4] i=2 f=1e-3; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5");
 static const ms_op op_add_layer_norm =
     MS_ROW("add_layer_norm", 2, 4, .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2,
            .check = add_layer_norm_check, .run = { [MS_CPU] = ms__cpu_add_layer_norm },
@@ -208,8 +213,8 @@ static const ms_op op_add_layer_norm =
 static const ms_op op_add_rms_norm =
     MS_ROW("add_rms_norm", 2, 3, .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2,
            .check = add_rms_norm_check, .run = { [MS_CPU] = ms__cpu_add_rms_norm }, .backward = add_rms_norm_backward,
-           .samples =
-               "[3,8] [3,8] [8] f=1e-5; [3,8] [3,8] f=1e-5; [0,4] [0,4] [4] f=1e-5; [70,130] [70,130] [130] f=1e-5");
+           .samples = "[3,8] [3,8] [8] f=1e-5; [3,8] [3,8] f=1e-5; [2,3,4] [2,3,4] [3,4] i=2 f=1e-3; "
+                      "[0,4] [0,4] [4] f=1e-5; [70,130] [70,130] [130] f=1e-5");
 
 const ms_op *const ms__ops_norm[] = {
     &op_softmax,

@@ -90,6 +90,14 @@ function F.embedding(ids, w, given)
   return ops.embedding(ids, w, pad)
 end
 
+-- The list of the trailing sizes that `who` got as argument 2: one size, or a list.
+local function sizes_of(who, shape)
+  local sizes = type(shape) == "number" and { shape } or shape
+  opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "a size or a list of sizes",
+    "%s: argument 2", who)
+  return sizes
+end
+
 -- Raises if the last dimensions of x do not have these sizes.
 local function check_sizes(who, x, sizes)
   opts.expect(x, a_tensor, "%s: argument 1", who)
@@ -133,27 +141,35 @@ function F.layer_norm(x, shape, w, b, given)
   if opts.is(w) then w, given = nil, w end
   if opts.is(b) then b, given = nil, b end
   local o = opts("layer_norm", given, { eps = 1e-5, residual = opts.any })
-  local sizes = type(shape) == "number" and { shape } or shape
-  opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "a size or a list of sizes",
-    "layer_norm: argument 2")
+  local sizes = sizes_of("layer_norm", shape)
   check_sizes("layer_norm", x, sizes)
   if o.residual then return ops.add_layer_norm(x, o.residual, #sizes, w, b, o.eps) end
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
 
---- x / sqrt(mean(x^2) + eps) * w over the last dimension (Zhang & Sennrich 2019). If eps is not given, it is the
---- machine epsilon of x's dtype.
----@param x Tensor  […, n]
----@param w? Tensor  [n]
+--- x / sqrt(mean(x^2) + eps) * w over the trailing dimensions (Zhang & Sennrich 2019). If eps is not given, it is the
+--- machine epsilon of x's dtype. F.rms_norm(x, w), without sizes, takes those of w. Errors: the trailing dimensions of
+--- x do not have the given sizes.
+---@param x Tensor  […, sizes]
+---@param shape? integer|integer[]  the trailing sizes to normalise over (default: the last one)
+---@param w? Tensor  of these sizes
 ---@param given? { eps: number, residual: Tensor }
 ---   eps: added to the mean square; residual: of x's shape, is added to x first, in the same pass
 ---@return Tensor  of x's shape
 ---@return Tensor?  x + residual, if there is a residual
-function F.rms_norm(x, w, given)
+function F.rms_norm(x, shape, w, given)
+  if is_tensor(shape) then shape, w, given = nil, shape, w or given end
+  if opts.is(shape) then shape, given = nil, shape end
   if opts.is(w) then w, given = nil, w end
   local o = opts("rms_norm", given, { eps = opts.number, residual = opts.any })
-  if o.residual then return ops.add_rms_norm(x, o.residual, w, o.eps) end
-  return ops.rms_norm(x, w, o.eps)
+  local n = is_tensor(w) and w.ndim or 1
+  if shape ~= nil then
+    local sizes = sizes_of("rms_norm", shape)
+    check_sizes("rms_norm", x, sizes)
+    n = #sizes
+  end
+  if o.residual then return ops.add_rms_norm(x, o.residual, n, w, o.eps) end
+  return ops.rms_norm(x, n, w, o.eps)
 end
 
 -- running = (1 - factor) * running + factor * scale * batch.

@@ -67,20 +67,20 @@ function LayerNorm:extra_repr()
     and ", bias" or "")
 end
 
---- x / sqrt(mean(x^2) + eps) * weight over the last dimension. If eps is not given, it is the machine epsilon of x's
---- dtype. norm(x, residual) normalises x + residual and returns the result and x + residual, in one pass over both.
+--- x / sqrt(mean(x^2) + eps) * weight over the trailing dimensions. If eps is not given, it is the machine epsilon of
+--- x's dtype. norm(x, residual) normalises x + residual and returns the result and x + residual, in one pass over both.
 ---@class RMSNorm: Module
----@field weight Parameter?  [d]; nil without elementwise_affine
+---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm
----   eps: added to the mean square
+---   eps: added to the mean square; elementwise_affine: learns weight
 local RMSNorm = Module:extend("RMSNorm")
 
----@param d integer|integer[]  the size of the last dimension, or a list with it
+---@param d integer|integer[]  the trailing sizes to normalise over
 function RMSNorm:init(d, given)
   local o = opts("RMSNorm", given, { eps = opts.number, elementwise_affine = true, dtype = opts.string,
     device = opts.any })
   local sizes = sizes_of("RMSNorm", d)
-  self.sizes, self.eps = sizes, o.eps
+  self.sizes, self.dims, self.eps = sizes, #sizes, o.eps
   if o.elementwise_affine then self.weight = empty(sizes, { dtype = o.dtype, device = o.device }) end
   self:reset_parameters()
 end
@@ -98,8 +98,8 @@ local rms_norm, add_rms_norm = ops.rms_norm, ops.add_rms_norm
 function RMSNorm:forward(x, residual)
   local slots = self._slots
   if not slots.weight then check_sizes("rms_norm", x, slots.sizes) end
-  if residual ~= nil then return add_rms_norm(x, residual, slots.weight, slots.eps) end
-  return rms_norm(x, slots.weight, slots.eps)
+  if residual ~= nil then return add_rms_norm(x, residual, slots.dims, slots.weight, slots.eps) end
+  return rms_norm(x, slots.dims, slots.weight, slots.eps)
 end
 
 function RMSNorm:extra_repr()

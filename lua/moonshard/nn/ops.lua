@@ -99,21 +99,22 @@ end
 -- The default eps by dtype: the machine epsilon, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 
-function M.rms_norm(x, w, eps)
+-- n: number of trailing dimensions to normalise over.
+function M.rms_norm(x, n, w, eps)
   local id = id_of(x, "rms_norm")
   eps = eps or epsilon[x.dtype] or 0
   a_in[0] = id
-  local n = 1
-  if w ~= nil then a_in[1], n = id_of(w, "rms_norm", "weight"), 2 end
-  args.n_in, args.n_i, args.n_f, a_f[0] = n, 0, 1, eps
+  local ids = 1
+  if w ~= nil then a_in[1], ids = id_of(w, "rms_norm", "weight"), 2 end
+  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = ids, 1, 1, n, eps
   return wrap(call_args(op_rms_norm, x, w))
 end
 
 -- Normalises x + r as rms_norm does. Returns the result and x + r.
-function M.add_rms_norm(x, r, w, eps)
+function M.add_rms_norm(x, r, n, w, eps)
   a_in[0], a_in[1] = id_of(x, "rms_norm"), id_of(r, "rms_norm", "residual")
   a_in[2] = w ~= nil and id_of(w, "rms_norm", "weight") or 0
-  args.n_in, args.n_i, args.n_f, a_f[0] = 3, 0, 1, eps or epsilon[x.dtype] or 0
+  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = 3, 1, 1, n, eps or epsilon[x.dtype] or 0
   call_args(op_add_rms_norm, x, r, w)
   return wrap(a_out[0]), wrap(a_out[1])
 end

@@ -17,6 +17,8 @@ cases = {
     "instance_norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [x4, w6, b6]),
     "instance_norm_plain": (F.instance_norm, [x3]),
     "instance_norm_running": (lambda x: F.instance_norm(x, mean.clone(), var.clone(), use_input_stats=False), [x3]),
+    "rms_norm_sizes": (lambda x, w: F.rms_norm(x, (3, 4), w, eps=1e-5), [x4, wave((3, 4), 0.1, 0.5, 1.5, 0.9)]),
+    "rms_norm_plain": (lambda x: F.rms_norm(x, (4, 5)), [x3]),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 3), value=0.5), [x3]),
     "pad_negative": (lambda x: F.pad(x, (-1, 2, 1, -2)), [x3]),
     "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), [wave((2, 8, 2, 3), 0.3, -2, 2, 0.7)]),
