@@ -44,6 +44,10 @@ local cases = {
     local _, residuals, rank, s = L.lstsq(a, b, { driver = "gelsd" })
     return residuals, rank, s
   end),
+  lstsq_deficient = function(a, b)
+    local x, residuals, rank = L.lstsq(a, b, { rcond = 1e-6, driver = "gelsd" })
+    return ms.cat { x:reshape(-1), rank:double():reshape(-1), ms.full({ 1 }, residuals:numel(), { dtype = "float64" }) }
+  end,
   norm = L.norm,
   norm_nuclear = function(t) return L.norm(t, "nuc", { dim = { 1, 3 } }) end,
   norm_vector = function(t) return L.norm(t, 3, { dim = 2, keepdim = true }) end,

@@ -72,6 +72,18 @@ describe("linalg", function()
     near(a.grad, ms.tensor({ { -7, 8, -3 }, { 3.5, -4, 1.5 }, { 0, 0, 0 } }, { dtype = "float64" }))
   end)
 
+  it("gives the residuals of least squares only if every matrix has full rank", function()
+    local full = ms.tensor({ { 1, 2 }, { 2, 1 }, { 3, 6 } }, { dtype = "float64" })
+    local deficient = ms.tensor({ { 1, 2 }, { 2, 4 }, { 3, 6 } }, { dtype = "float64" })
+    local b = ms.tensor({ { 1 }, { 0 }, { 2 } }, { dtype = "float64" })
+    for _, driver in ipairs { "gelsy", "gelsd" } do
+      local function residuals(a) return select(2, L.lstsq(a, b, { driver = driver })) end
+      near(residuals(full), ms.tensor({ 0.1 }, { dtype = "float64" }))
+      assert.are.equal("0", shape(residuals(deficient)))
+      assert.are.equal("0", shape(residuals(ms.stack { full, deficient })))
+    end
+  end)
+
   it("accepts empty matrices and batches", function()
     local none = ms.zeros(0, 0)
     assert.are.equal(1, L.det(none):item())

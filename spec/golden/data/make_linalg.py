@@ -33,6 +33,12 @@ def signed(fn):                                 # results as one vector
     return lambda *a: torch.cat([r.reshape(-1).double() for r in fn(*a)])
 
 
+def least(a, b):
+    """The solution, the rank, and the number of residuals."""
+    r = L.lstsq(a.detach(), b.detach(), rcond=1e-6, driver="gelsd")
+    return torch.cat([r.solution.reshape(-1), r.rank.double().reshape(-1), torch.tensor([float(r.residuals.numel())])])
+
+
 cases = {
     "inv": (L.inv, [batch]),
     "solve": (L.solve, [batch, right]),
@@ -64,6 +70,7 @@ cases = {
     "lstsq": (lambda a, b: L.lstsq(a, b).solution, [tall, rows]),
     "lstsq_values": (lambda a, b: L.lstsq(a, b, driver="gelsd").solution, [tall, rows]),
     "lstsq_rest": (signed(lambda a, b: L.lstsq(a, b, driver="gelsd")[1:]), [tall.clone(), rows]),
+    "lstsq_deficient": (least, [deficient, wave((deficient.shape[-2], 2), 0.2)]),
     "lstsq_wide": (lambda a, b: L.lstsq(a, b).solution, [wide, wave((2, 2, 3), 0.2)]),
     "norm": (L.norm, [batch]),
     "norm_nuclear": (lambda t: L.norm(t, "nuc", dim=(0, 2)), [batch]),

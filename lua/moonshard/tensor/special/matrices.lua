@@ -301,7 +301,7 @@ function M.lstsq(A, B, given)
     local x, rank, s = outputs(3)
     local like = { dtype = A.dtype, device = A.device }
     local residuals
-    if m > n and methods.item(methods.all(methods.eq(rank, n))) ~= 0 then
+    if m > n and methods.item(methods.all(methods.eq(rank, n))) then
       residuals = methods.sum(methods.square(methods.matmul(a, x) - b), -2)
     else
       residuals = create.zeros(0, like)
