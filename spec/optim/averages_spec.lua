@@ -190,6 +190,27 @@ describe("AveragedModel", function()
     assert.is_false(model.training)
     assert.are.equal(0.1, model[2].momentum)
   end)
+
+  it("leaves the statistics of other norms than batch norms as they are", function()
+    local tracked = { track_running_stats = true }
+    local model = nn.Sequential(nn.InstanceNorm1d(2, tracked), nn.SyncBatchNorm(2), nn.BatchNorm1d(2))
+    model[1].running_mean:fill_(7)
+    for k = 2, 3 do model[k].running_mean:fill_(7) end
+    model:eval()
+    local left = 2
+    swa.update_bn(function()
+      left = left - 1
+      return left >= 0 and ms.rand(4, 2, 3) or nil
+    end, model)
+    -- In training an instance norm mixes each batch, of mean near 0.5, into its own statistics.
+    local mean = model[1].running_mean[1]:item()
+    assert.is_true(mean > 0.81 * 7 and mean < 0.81 * 7 + 0.19)
+    assert.are.equal(0.1, model[1].momentum)
+    for k = 2, 3 do
+      assert.is_true(math.abs(model[k].running_mean[1]:item()) < 1)
+      assert.are.equal(2, model[k].num_batches_tracked:item())
+    end
+  end)
 end)
 
 describe("the schedule swa", function()

@@ -73,6 +73,7 @@ end
 
 local function batch_norm_class(name)
   local cls = Module:extend(name)
+  cls._is_batch_norm = true
   cls.init, cls.forward, cls.extra_repr = construct, forward, extra_repr
   cls.reset_running_stats, cls.reset_parameters = running_stats.reset, reset_parameters
   return cls

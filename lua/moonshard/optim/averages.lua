@@ -211,7 +211,7 @@ function AveragedModel.update_bn(loader, model)
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "update_bn: argument 2")
   local norms = {}
   for _, m in ipairs(model:modules()) do
-    if m.running_mean ~= nil and m.num_batches_tracked ~= nil then
+    if m._is_batch_norm and m.running_mean ~= nil then
       norms[#norms + 1] = { m, m.momentum }
       m:reset_running_stats()
       m.momentum = false
