@@ -79,6 +79,39 @@ describe("ParameterDict", function()
   end)
 end)
 
+describe("a module in place of a list of its parameters", function()
+  for _, class in ipairs { "ParameterList", "ParameterDict", "Linear" } do
+    it("is refused: " .. class, function()
+      local module = class == "Linear" and nn.Linear(1, 1)
+        or nn[class] { class == "ParameterDict" and { "w", ms.ones(2) } or ms.ones(2) }
+      for _, p in ipairs(module:parameters()) do p.grad = ms.full(p.shape, 8) end
+      local list = (" is a %s, expected a list of %%s; write model:parameters()"):format(class)
+      local tensors = "argument 1" .. list:format "tensors"
+      for name, rest in pairs { clip_grad_norm_ = { 1 }, clip_grad_value_ = { 1 }, clip_grads_with_norm_ = { 1, 1 },
+        get_total_norm = {}, parameters_to_vector = {} } do
+        raises(name .. ": " .. tensors, function() return nn.utils[name](module, unpack(rest)) end)
+      end
+      raises("SGD: argument 1" .. list:format "leaves or groups", function() return ms.optim.SGD(module) end)
+      raises("SGD: params of group 1" .. list:format "leaves", function() return ms.optim.SGD { { params = module } } end)
+      raises("EMA: argument 1" .. list:format "parameters", function() return ms.optim.EMA(module) end)
+      for _, join in ipairs { "cat", "stack", "hstack" } do
+        raises(("%s: argument 1 is a %s, expected a list of tensors"):format(join, class), function() ms[join](module) end)
+      end
+      raises(("grad: input is a %s, expected a tensor or a list of them"):format(class),
+        function() return ms.grad(ms.ones(1), module) end)
+      for _, p in ipairs(module:parameters()) do assert.equal(8, p.grad:max():item()) end
+    end)
+  end
+
+  it("is refused also where a table has elements only by its metatable", function()
+    raises("clip_grad_norm_: argument 1 is a table, expected a list of tensors; write model:parameters()",
+      function() return nn.utils.clip_grad_norm_(setmetatable({}, { __index = { ms.ones(1) } }), 1) end)
+    local plain = setmetatable({ nn.Parameter(ms.ones(1)) }, {})
+    plain[1].grad = ms.full({ 1 }, 8)
+    assert.equal(8, nn.utils.clip_grad_norm_(plain, 1):item())
+  end)
+end)
+
 describe("pop", function()
   it("removes an element and returns it; the later ones move forward", function()
     for _, class in ipairs { nn.Sequential, nn.ModuleList } do

@@ -245,7 +245,9 @@ end
 -- Returns the ids of a tensor or of a list of tensors, their number, the plain tensors, and the tensors as a list.
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
-  if type(x) ~= "table" then opts.wrong(x, "a tensor or a list of them", "%s: %s", who, what) end
+  if type(x) ~= "table" or #x == 0 and not opts.is_plain(x) then
+    opts.wrong(x, "a tensor or a list of them", "%s: %s", who, what)
+  end
   for k = 1, #x do id_of(x[k], who, what) end
   local list = tensor.flat(x)  -- instances of tensor classes are replaced by their inner tensors
   local ids = ffi.new("ms_id[?]", math.max(#list, 1))

@@ -25,8 +25,8 @@ local norm_options = { norm_type = 2 }
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
-  -- A list of tensors may have a metatable. A container of modules has elements, too, but they are not tensors.
-  if not opts.is_plain(params) and not (type(params) == "table" and is_tensor(params[1])) then
+  -- A list of tensors may have a metatable, but must hold its elements: # and ipairs see none of nn.ParameterList's.
+  if not opts.is_plain(params) and not (type(params) == "table" and is_tensor(rawget(params, 1))) then
     opts.wrong(params, "a list of tensors" .. (type(params) == "table" and "; write model:parameters()" or ""),
       "clip_grad_norm_: argument 1")
   end

@@ -38,7 +38,8 @@ function EMA:init(params, given)
   if o.mean and (o.decay or o.warmup) then
     raise("EMA: options 'mean' and '%s' exclude each other", o.decay and "decay" or "warmup")
   end
-  opts.need(opts.is_plain(params) and #params > 0, params, "a list of parameters", "EMA: argument 1")
+  opts.need(opts.is_plain(params) and #params > 0, params, "a list of parameters"
+    .. (type(params) == "table" and "; write model:parameters()" or ""), "EMA: argument 1")
   self.decay, self.warmup, self.mean, self.updates = o.decay or 0.999, o.warmup, o.mean, 0
   self._params, self._averages, self._exact = {}, {}, {}
   for k, p in ipairs(params) do

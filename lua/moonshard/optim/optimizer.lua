@@ -58,7 +58,10 @@ local function add_group(self, given, where)
     if group[name] == nil then group[name] = value end
   end
   local params = is_tensor(given.params) and { given.params } or given.params
-  if not is_plain(params) then opts.wrong(params, "a list of leaves", "%s: params of %s", self:class_name(), where) end
+  if not is_plain(params) then
+    opts.wrong(params, "a list of leaves" .. (type(params) == "table" and "; write model:parameters()" or ""),
+      "%s: params of %s", self:class_name(), where)
+  end
   group.params = {}
   local seen = setmetatable({}, { __index = self._seen })  -- a separate table, so that a refused group changes nothing
   for k, p in ipairs(params) do

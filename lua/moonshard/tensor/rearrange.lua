@@ -172,7 +172,10 @@ end
 
 local function stacked(who, list, prepare)
   if type(list) ~= "table" or tensor.is_tensor(list) then opts.wrong(list, "a list of tensors", "%s: argument 1", who) end
-  if #list == 0 then errors.raise("%s: the list is empty, expected at least one tensor", who) end
+  if #list == 0 then
+    opts.need(opts.is_plain(list), list, "a list of tensors", "%s: argument 1", who)
+    errors.raise("%s: the list is empty, expected at least one tensor", who)
+  end
   for k = 1, #list do opts.expect(list[k], a_tensor, "%s: element %d", who, k) end
   return scope.run(who, function()
     local parts = {}

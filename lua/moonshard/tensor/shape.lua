@@ -326,7 +326,10 @@ local CAT, STACK, TILE = op "cat", op "stack", op "tile"
 local function join(number, who, list, d)
   if type(list) ~= "table" or is_tensor(list) then opts.wrong(list, "a list of tensors", "%s: argument 1", who) end
   local n = #list
-  if n == 0 then errors.raise("%s: the list is empty, expected at least one tensor", who) end
+  if n == 0 then
+    opts.need(opts.is_plain(list), list, "a list of tensors", "%s: argument 1", who)
+    errors.raise("%s: the list is empty, expected at least one tensor", who)
+  end
   args.n_in, args.n_i, args.n_f = n, 1, 0
   for k = 1, n do a_in[k - 1] = id_of(list[k], who, "element " .. k) end
   a_i[0] = position(d or 1, who)
