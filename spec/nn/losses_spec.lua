@@ -57,6 +57,39 @@ describe("a loss", function()
     assert.is_true(step(ms.tensor { 2, -1 }):isnan():item())
   end)
 
+  -- PyTorch 2.9: forward promotes; its backward refuses float32 against float64, so the gradients are those of the
+  -- losses of promoted tensors.
+  local of_two = { mse_loss = nn.MSELoss, l1_loss = nn.L1Loss, smooth_l1_loss = nn.SmoothL1Loss,
+    huber_loss = nn.HuberLoss, soft_margin_loss = nn.SoftMarginLoss }
+  local pairs_of = { { "float32", "float64", "float64" }, { "float16", "float32", "float32" },
+    { "float16", "bfloat16", "float32" }, { "float32", "int64", "float32" }, { "bfloat16", "int32", "bfloat16" },
+    { "float32", "bool", "float32" } }
+  for name, class in ms.sorted_pairs(of_two) do
+    it("promotes two dtypes, and each gradient has its tensor's: " .. name, function()
+      for _, of in ipairs(pairs_of) do
+        local a, b = ms.tensor({ 0.5, 1, -2 }, { dtype = of[1], requires_grad = true }), ms.tensor { 1, 0, 1 }:to(of[2])
+        if name == "l1_loss" and of[2] == "bool" then b = b:long() end                -- no `-` with a bool
+        local wide = a:detach():to(of[3])
+        wide.requires_grad = true
+        local wanted = F[name](wide, b:to(of[3]))
+        wanted:backward()
+        for _, loss in ipairs { F[name](a, b), class()(a, b) } do
+          assert.are.equal(of[3], loss.dtype)
+          ms.testing.assert_close(wanted, loss)
+        end
+        F[name](a, b):backward()
+        assert.are.equal(of[1], a.grad.dtype)
+        ms.testing.assert_close(wide.grad:to(of[1]), a.grad)
+        assert.are.equal(of[3], F[name](a, b, { reduction = "none" }).dtype)
+      end
+    end)
+  end
+
+  it("mse_loss of integers is refused", function()
+    refuses("mse_loss: both arguments must have a floating-point dtype, got int64 [2] cpu and int64 [2] cpu",
+      F.mse_loss, ids { 1, 2 }, ids { 1, 2 })
+  end)
+
   it("as a module has the options of its function, and its weights as buffers", function()
     local weight = ms.tensor { 1, 2, 3 }
     local loss = nn.NLLLoss { weight = weight, reduction = "sum" }

@@ -166,8 +166,9 @@ static ms_status mse_loss_check(ms_call *c)
     const ms_tensor *a = c->in[0], *b = c->in[1];
     MS_TRY(check_reduction(c));
     if (!ms__is_float(a->dtype) || a->dtype != b->dtype)
-        return ms__call_fail(c, "both arguments must have the same floating-point dtype, got %s and %s",
-                             ms__tensor_text(a), ms__tensor_text(b));
+        return ms__call_fail(c, "both arguments must have %s dtype, got %s and %s",
+                             ms__is_float(a->dtype) ? "the same" : "a floating-point", ms__tensor_text(a),
+                             ms__tensor_text(b));
     if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
         return ms__call_fail(c, "both arguments must have the same shape, got %s and %s",
                              ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape));

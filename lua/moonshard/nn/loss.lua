@@ -4,7 +4,6 @@ local tensor = require "moonshard.tensor"
 local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
 local functions = require "moonshard.nn.loss_functions"
-local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 
 --- F.cross_entropy as a module: logits [N, C], [C] or [N, C, …], and class ids from 0 or probabilities of the logits'
@@ -35,7 +34,10 @@ function MSELoss:init(given)
   self.reduction = opts("MSELoss", given, { reduction = functional.reduction }).reduction
 end
 
-function MSELoss:forward(a, b) return ops.mse_loss(a, b, self._slots.reduction) end
+function MSELoss:forward(a, b)
+  local how = self._slots.reduction
+  return functions.mse_loss(a, b, how ~= "mean" and { reduction = how } or nil)
+end
 
 function MSELoss:extra_repr() return self.reduction end
 

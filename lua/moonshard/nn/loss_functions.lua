@@ -3,6 +3,7 @@
 --- releases its intermediate results.
 local capture = require "moonshard.autograd.capture"
 local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
@@ -10,7 +11,8 @@ local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 local where = require "moonshard.tensor.ops".where
 
-local a_tensor, raise = tensor.a_tensor, errors.raise
+local a_tensor, is_tensor, raise = tensor.a_tensor, tensor.is_tensor, errors.raise
+local function is_float(dtype) return dtypes.is_float(dtypes.numbers[dtype]) end
 local M = {}
 
 local REDUCTIONS = { "mean", "sum", "none" }
@@ -44,7 +46,7 @@ local function elementwise(who, spec, fn)
 end
 
 local function weighted(loss, weight) return weight == nil and loss or loss * weight end
-local optional_tensor = opts.kind("a tensor", tensor.is_tensor)
+local optional_tensor = opts.kind("a tensor", is_tensor)
 
 -- Makes a loss function with a weight of each element. With `by_sum` the mean is the sum of the weighted losses divided
 -- by the sum of the weights, otherwise by the number of elements. plain: computes the loss if no weight is given.
@@ -63,18 +65,29 @@ local function weighted_elementwise(who, spec, fn, by_sum, plain)
   end
 end
 
-local mse = weighted_elementwise("mse_loss", {}, function(a, b)
+local function squared(a, b)
   local d = a - b
   return d * d
-end, true, function(a, b, o) return ops.mse_loss(a, b, o.reduction) end)
---- (a - b)^2: the mean, the sum, or each element.
----@param a Tensor  of any shape, floating point
+end
+local mse_promoted = elementwise("mse_loss", {}, squared)
+
+-- The operator takes two tensors of one dtype; others are promoted by the difference, if one is floating point.
+local function mse_plain(a, b, how)
+  if is_tensor(a) and is_tensor(b) and a.dtype ~= b.dtype and (is_float(a.dtype) or is_float(b.dtype)) then
+    return mse_promoted(a, b, { reduction = how })
+  end
+  return ops.mse_loss(a, b, how)
+end
+
+local mse = weighted_elementwise("mse_loss", {}, squared, true, function(a, b, o) return mse_plain(a, b, o.reduction) end)
+--- (a - b)^2: the mean, the sum, or each element. Dtypes promote, as in a - b; gradients have the dtypes of a and b.
+---@param a Tensor  of any shape; a or b is floating point
 ---@param b Tensor  of a's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }
 ---   weight: factor of each element, of a's shape; "mean" divides by the sum of the factors
 ---@return Tensor  [], or a's shape with "none"
 function M.mse_loss(a, b, given)
-  if given == nil then return ops.mse_loss(a, b, "mean") end
+  if given == nil then return mse_plain(a, b, "mean") end
   return mse(a, b, given)
 end
 
