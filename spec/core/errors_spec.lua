@@ -177,6 +177,27 @@ describe("a field that PyTorch's tensors have and these do not", function()
       assert.are.same({ 1, 1 }, p:tolist())
     end)
   end
+  local several = "a function of several results returns them beside each other: "
+  local read = {
+    values = several .. "values, indices = t:max(2)", indices = several .. "values, indices = t:max(2)",
+    S = several .. "U, S, Vh = ms.linalg.svd(t)", shap = "did you mean 'shape'?", dtpye = "did you mean 'dtype'?",
+    devices = "did you mean 'device'?",
+  }
+  for name, hint in pairs(read) do
+    it("cannot be read, if it is of a result or a slip, until a script sets it: " .. name, function()
+      local t = ms.ones(2)
+      local ok, text = pcall(function() return t[name] end)
+      assert.is_false(ok)
+      assert.matches(("a tensor has no field '%s'; %s"):format(name, hint), text, 1, true)
+      assert.is_false(pcall(function() return t[name] or 3 end))
+      t[name] = 3
+      assert.are.equal(3, t[name])
+    end)
+  end
+  it("is a method of a sparse tensor: values", function()
+    local sparse = ms.sparse_coo(ms.zeros(1, 1, { dtype = "int64" }), ms.ones(1), { 1 })
+    assert.are.same({ 1 }, sparse:values():tolist())
+  end)
   it("may be a field of a tensor class", function()
     local Boxed = ms.Tensor:extend "BoxedData"
     function Boxed:init(t) self.data = t end
@@ -185,7 +206,7 @@ describe("a field that PyTorch's tensors have and these do not", function()
   end)
   it("leaves all other names to scripts", function()
     local t = ms.ones(2)
-    assert.is_nil(t.mark)
+    for _, name in ipairs { "mark", "share", "grads", "name", "rank", "dims", "value" } do assert.is_nil(t[name]) end
     t.mark, t.requires, t.dataset = 1, 2, 3
     assert.are.same({ 1, 2, 3 }, { t.mark, t.requires, t.dataset })
   end)

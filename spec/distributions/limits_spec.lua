@@ -14,6 +14,27 @@ local function shown(t)
   return table.concat(out, " ")
 end
 
+describe("values and parameters", function()
+  it("may be bools, which count as 0 and 1", function()
+    local ids = ms.tensor { true, false }
+    local d = D.Categorical { logits = ms.tensor { 0, 1 } }
+    assert.is_true(d:log_prob(ids):equal(d:log_prob(ids:long())))
+    assert.are.same({ true, true }, d.support:check(ids):tolist())
+    assert.are.same({ true, true }, D.Poisson(1).support:check(ids):tolist())
+    assert.is_true(D.Bernoulli(0.25):log_prob(ids):equal(D.Bernoulli(0.25):log_prob(ids:float())))
+  end)
+
+  it("have at least one class", function()
+    for _, o in ipairs { {}, { validate_args = false } } do
+      local ok, message = pcall(D.Dirichlet, ms.ones(3, 0), o)
+      assert.is_false(ok)
+      assert.matches("Dirichlet: concentration has shape [3, 0], expected at least one number in its last dimension", message,
+        1, true)
+    end
+    assert.is_false(pcall(D.Categorical, ms.ones(3, 0)))
+  end)
+end)
+
 describe("samples of distributions of gamma numbers", function()
   it("need finite concentrations and rates", function()
     for name, make in ms.sorted_pairs {

@@ -167,6 +167,23 @@ local fields = {
   mH = "write t.mT: there are no complex numbers",
 }
 
+-- Maps fields of PyTorch's results to what a script must write instead: functions return several results beside each
+-- other. A script may have fields of its own by these names, so only reading one that is not set is an error.
+local results = {}
+for names, call in pairs {
+  ["values indices"] = "values, indices = t:max(2)",
+  ["eigenvalues eigenvectors"] = "eigenvalues, eigenvectors = ms.linalg.eigh(t)",
+  ["U S Vh"] = "U, S, Vh = ms.linalg.svd(t)", ["Q R"] = "Q, R = ms.linalg.qr(t)",
+  ["logabsdet"] = "sign, logabsdet = ms.linalg.slogdet(t)",
+  ["solution residuals"] = "solution, residuals, rank = ms.linalg.lstsq(a, b)",
+} do
+  for name in names:gmatch "%a+" do
+    results[name] = "a function of several results returns them beside each other: " .. call
+  end
+end
+results.real = "there are no complex numbers; ms.fft has pairs in a last dimension: t:select(-1, 1) are the real parts"
+results.imag = "there are no complex numbers; ms.fft has pairs in a last dimension: t:select(-1, 2) are the imaginary parts"
+
 -- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
 -- loaded before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
@@ -197,6 +214,11 @@ function M.is_positional(name) return positional[name] == true end
 ---@param name string  the unknown field
 ---@return string?
 function M.field(name) return fields[name] end
+
+--- What to write instead of a field that PyTorch's results have; nil if nothing is known.
+---@param name string  the unknown field
+---@return string?
+function M.result(name) return results[name] end
 
 --- Text for the end of an error message about an unknown name: what to write instead, or the tables in which the name
 --- exists. nil if there is neither.

@@ -87,16 +87,39 @@ function M.is_literal(number, level)
   return info ~= nil and info.func ~= nil and info.currentline >= 0 and reads_at(info.func, info.currentline, number)
 end
 
-local refusals = {}                                     -- field -> the message about it, or false
+local FIELDS = { "shape", "dtype", "device", "ndim", "is_leaf", "is_sparse" }
+
+-- Whether a letter is missing in name or added, or two are swapped. Words with another letter are not taken for the
+-- field: a script may have a field `share`.
+local function is_slip(name, field)
+  if not errors.alike(name, field, 1) then return false end
+  if #name ~= #field then return true end
+  local at = 1
+  while name:byte(at) == field:byte(at) do at = at + 1 end
+  return name:byte(at) == field:byte(at + 1) and name:byte(at + 1) == field:byte(at)
+end
+
+local function hint_for(name, reads)
+  local hint = hints.field(name) or reads and hints.result(name)
+  if hint then return hint end
+  if errors.alike(name, "requires_grad", 3) then return "did you mean 'requires_grad'?" end
+  for _, field in ipairs(reads and FIELDS or {}) do
+    if is_slip(name, field) then return ("did you mean '%s'?"):format(field) end
+  end
+end
+
+local read, assigned = {}, {}                           -- field -> the message about it, or false
 
 --- Called when a script reads or assigns a field that a tensor does not have: raises if it is one of PyTorch's, or a
---- misspelt requires_grad. Such a field has no effect, and scripts seldom mean fields of their own by these names.
+--- misspelt requires_grad; when it reads one, also for fields of PyTorch's results, and for slips in other fields. Such
+--- fields have no effect, and scripts seldom mean fields of their own by these names.
 ---@param name string  the field
-function M.field(name)
+---@param reads boolean  false: it is assigned
+function M.field(name, reads)
+  local refusals = reads and read or assigned
   local text = refusals[name]
   if text == nil then
-    local hint = hints.field(name)
-    if not hint and errors.alike(name, "requires_grad", 3) then hint = "did you mean 'requires_grad'?" end
+    local hint = hint_for(name, reads)
     text = hint and ("a tensor has no field '%s'; %s"):format(name, hint) or false
     refusals[name] = text
   end

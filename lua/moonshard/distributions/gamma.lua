@@ -4,6 +4,7 @@ local create = require "moonshard.tensor.create"
 local Distribution = require "moonshard.distributions.distribution"
 local draw = require "moonshard.distributions.draw"
 local draws = require "moonshard.distributions.gamma_draws"
+local errors = require "moonshard.core.errors"
 local number_types = require "moonshard.tensor.number_types"
 local ops = require "moonshard.tensor.ops"
 local shape = require "moonshard.tensor.shape"
@@ -137,6 +138,10 @@ local positives = support.new("finite numbers > 0", 1, function(x)
 end)
 
 function Dirichlet:init(concentration, given)
+  if tensor.is_tensor(concentration) and concentration.ndim > 0 and concentration:size(-1) == 0 then
+    errors.raise("Dirichlet: concentration has shape %s, expected at least one number in its last dimension",
+      tostring(concentration.shape))
+  end
   self:_setup(given, { { "concentration", concentration, positives } })
   local sizes = self.concentration.shape
   self.event_shape = self._part(sizes, #sizes, #sizes)

@@ -29,7 +29,7 @@ function Constraint:check(value)
     errors.raise("check: value has shape %s, expected at least %d dimension%s", tostring(value.shape), self.event_dims,
       self.event_dims == 1 and "" or "s")
   end
-  return self.test(value)
+  return self.test(value.dtype == "bool" and value:long() or value)             -- bools count as 0 and 1
 end
 M.Constraint = Constraint
 

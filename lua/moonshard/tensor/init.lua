@@ -372,7 +372,7 @@ local function install(cls, own_methods, own_getters, own_setters)
     if type(key) == "number" then return own_methods.select(t, 1, key) end
     if type(key) ~= "string" then return own_methods._item(t, key) end
     if key:sub(1, 1) ~= "_" then
-      if t.id >= 0 then misspelt.field(key) end         -- tensor classes may have any fields
+      if t.id >= 0 then misspelt.field(key, true) end   -- tensor classes may have any fields
       misspelt.look(cls, key, own_methods, 2)
     end
     return nil
@@ -395,7 +395,7 @@ function Tensor.__newindex(t, key, value)
   if type(key) ~= "string" then return methods._set_part(t, key, value) end
   if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
   if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
-  if t.id >= 0 then misspelt.field(key) end
+  if t.id >= 0 then misspelt.field(key, false) end
   rawset(t, key, value)
 end
 
