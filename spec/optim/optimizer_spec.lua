@@ -360,7 +360,7 @@ describe("an optimizer", function()
   end)
 
   it("prints", function()
-    assert.are.equal("SGD(1 groups, 2 parameters, lr 0.5)",
+    assert.are.equal("SGD(1 group, 2 parameters, lr 0.5)",
       tostring(optim.SGD({ leaf { 1 }, leaf { 2 } }, { lr = 0.5 })))
   end)
 end)

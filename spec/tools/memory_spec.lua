@@ -191,7 +191,7 @@ describe("memory_report", function()
     local kept, at = ms.zeros(300000), line()
     local text = tostring(ms.memory_report { device = "cpu" })
     assert.matches("^MemoryReport of cpu: [%d.]+ %w+ now, [%d.]+ %w+ at the peak\nkind +at the peak +now\n", text)
-    assert.matches("memory_spec.lua:" .. at .. " +1.14 MiB +1.14 MiB  1 blocks, mostly", text)
+    assert.matches("memory_spec.lua:" .. at .. " +1.14 MiB +1.14 MiB  1 block, mostly", text)
     kept:release()
   end)
 

@@ -36,7 +36,7 @@ describe("metrics", function()
     local text = "true\n0  1  1\n1  0  1\n   0  1\npredicted\nfrom 0 to 1"
     assert.are.equal(text .. "\n", matrix:plot():text { ascii = true })
     assert.are.equal(text, tostring(matrix:compute()))
-    assert.are.equal("ConfusionMatrix(1 updates; its compute() and plot() show the counts)", tostring(matrix))
+    assert.are.equal("ConfusionMatrix(1 update; its compute() and plot() show the counts)", tostring(matrix))
     assert.is_truthy(matrix:plot { labels = { "cat", "dog" } }:svg():find("dog", 1, true))
     assert.has_error(function() metrics.Mean():plot() end, "plot: called on Mean, expected a ConfusionMatrix")
     assert.are.same({ 1, 2 / 3, 0.5 }, of("Precision", { average = "none" }))

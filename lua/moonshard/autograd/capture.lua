@@ -393,7 +393,7 @@ function CapturedStep:__tostring()
   end
   read_info(self)
   local graphs = out[2] == 0 and "" or (", %d in %d CUDA graph%s"):format(out[3], out[2], out[2] == 1 and "" or "s")
-  return ("CapturedStep(%d pieces of work%s, %d bytes)"):format(out[1], graphs, out[0])
+  return ("CapturedStep(%s of work%s, %s)"):format(errors.count(out[1], "piece"), graphs, errors.count(out[0], "byte"))
 end
 
 --- Captures a training step. The first `warmup` calls of the result run fn as it is; the next one runs it and records

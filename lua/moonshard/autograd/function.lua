@@ -219,7 +219,7 @@ function M.checkpoint(fn, ...)
         errors.kind(x))
     end
   end
-  if not opts.callable.test(fn) then opts.wrong(fn, "a function or a module", "checkpoint: argument 1") end
+  if not opts.fn.test(fn) then opts.wrong(fn, "a function or a module", "checkpoint: argument 1") end
   if state.grad_mode == 0 then return fn(...) end
   local args = pack(...)
   lib.ms_rng_get(rng, rng + 1)

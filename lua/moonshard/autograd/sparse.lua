@@ -398,8 +398,9 @@ end
 
 rawset(Sparse, "__tostring", function(t)
   if t:is_released() then return "Tensor (released)" end
-  local head = ("Tensor %s %s %s, sparse, %d values%s%s"):format(t.dtype, tostring(t.shape), t.device,
-    t._values:size(1), t._coalesced and "" or ", not coalesced", t.requires_grad and ", requires_grad" or "")
+  local head = ("Tensor %s %s %s, sparse, %s%s%s"):format(t.dtype, tostring(t.shape), t.device,
+    errors.count(t._values:size(1), "value"), t._coalesced and "" or ", not coalesced",
+    t.requires_grad and ", requires_grad" or "")
   local function rows(part) return tostring(part):match "\n(.*)$" end
   local indices, values = rows(t._indices), rows(t._values:detach())
   if not indices or not values then return head end

@@ -217,6 +217,12 @@ function M.closed(module, what)
   end })
 end
 
+--- A number and its noun: "1 parameter", "2 parameters".
+---@param n integer
+---@param noun string  whose plural ends in s
+---@return string
+function M.count(n, noun) return ("%d %s%s"):format(n, noun, n == 1 and "" or "s") end
+
 --- A value as messages show it: 'text', 3, Tensor, Linear, function.
 function M.show(v)
   local kind = type(v)

@@ -99,7 +99,7 @@ end
 ---@return string[] warnings
 ---@return any  the results of fn
 function M.catch_warnings(fn, ...)
-  opts.expect(fn, opts.callable, "catch_warnings: argument 1")
+  opts.expect(fn, opts.fn, "catch_warnings: argument 1")
   local before, list = now.warnings, {}
   now.warnings = list
   return finish(before, list, pcall(fn, ...))

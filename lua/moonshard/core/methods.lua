@@ -89,6 +89,14 @@ function M.look(cls, key, level)
   errors.raise("unknown method '%s' of %s%s", key, rawget(cls, "__name"), advice)
 end
 
+--- Makes a call of a class's instances an error: a script writes `for x in t do` for something that is no iterator.
+---@param cls table  the class; classes that extend it may define their own __call
+---@param text string  the message
+function M.refuse_call(cls, text)
+  cls.__call = function() errors.raise_text(text) end
+  cls.__no_function = cls.__call
+end
+
 --- Makes a call of an unknown method of a class's instances an error; fields may still be read.
 ---@param cls table  a class that is its own __index, and is not extended yet
 function M.close(cls)

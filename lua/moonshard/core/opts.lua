@@ -29,12 +29,10 @@ local function is_whole(v) return type(v) == "number" and v % 1 == 0 end
 M.required = kind("a value", anything)      -- the option must be given
 M.any = kind("a value", anything)           -- accepts any value; may be absent
 local of_type = {}
-for name, text in pairs { number = "a number", string = "a string", boolean = "a boolean", table = "a table",
-  ["function"] = "a function" } do
+for name, text in pairs { number = "a number", string = "a string", boolean = "a boolean", table = "a table" } do
   of_type[name] = kind(text, function(v) return type(v) == name end)
 end
-M.number, M.string, M.boolean, M.table, M.fn = of_type.number, of_type.string, of_type.boolean, of_type.table,
-  of_type["function"]
+M.number, M.string, M.boolean, M.table = of_type.number, of_type.string, of_type.boolean, of_type.table
 M.positive = kind("a number > 0", function(v) return is_number(v) and v > 0 end)
 M.whole = kind("a whole number", is_whole)
 
@@ -54,11 +52,13 @@ function M.whole_from(low)
   return wholes_from[low]
 end
 
---- The kind of functions and of instances of classes that can be called.
-M.callable = kind("a function", function(v)
+--- The kind of functions and of objects that can be called, such as modules. `__no_function`: a `__call` that only
+--- raises or loops.
+M.fn = kind("a function", function(v)
   local mt = type(v) == "table" and getmetatable(v)
-  return type(v) == "function" or mt and rawget(mt, "__call") ~= nil or false
+  return type(v) == "function" or mt and rawget(mt, "__call") ~= rawget(mt, "__no_function") or false
 end)
+of_type["function"] = M.fn
 
 --- An option of a kind with a default; with M.required as default it must be given.
 function M.option(of, default)
@@ -175,11 +175,12 @@ end
 -- ---- options --------------------------------------------------------------------------------------
 
 local printing = {}
---- Declares that a metatable only says how a table of data prints: M.is_plain treats such tables as plain.
+--- Declares that a metatable only adds printing and the like to a table of data: M.is_plain treats such tables as
+--- plain, and scopes keep the tensors in those that they return.
 ---@param mt table
 ---@return table mt
 function M.printing(mt)
-  printing[mt] = true
+  printing[mt], mt.__tensors = true, true
   return mt
 end
 

@@ -49,7 +49,7 @@ function Dataset:init(given)
     return
   end
   local o = opts("Dataset", given, { size = opts.option(opts.whole_from(0), opts.required),
-    get = opts.option(opts.callable, opts.required) })
+    get = opts.option(opts.fn, opts.required) })
   self.count, self.fn = o.size, o.get
 end
 
@@ -63,7 +63,11 @@ function M.index(self, key)
 end
 Dataset.__index = M.index
 
-function Dataset:__tostring() return ("%s(%d items)"):format(class.name(self), self:size()) end
+methods.refuse_call(Dataset,
+  "a dataset cannot be called; write `for i = 1, dataset:size() do local x, y = dataset:get(i)`")
+M.call = Dataset.__call                 -- a field of M for the same reason as M.index
+
+function Dataset:__tostring() return ("%s(%s)"):format(class.name(self), errors.count(self:size(), "item")) end
 
 --- The number of items.
 ---@return integer
@@ -127,7 +131,7 @@ M.IterableDataset = IterableDataset
 --- only the last batches may repeat some.
 ---@param fn fun(epoch: integer): fun(): any  called at the beginning of each epoch, from 0; returns an iterator, whose
 ---   first nil ends the epoch
-function IterableDataset:init(fn) self.fn = opts.expect(fn, opts.callable, "IterableDataset: argument 1") end
+function IterableDataset:init(fn) self.fn = opts.expect(fn, opts.fn, "IterableDataset: argument 1") end
 
 --- Makes an iterator of the items of an epoch. A class that extends IterableDataset defines it.
 ---@param epoch integer  from 0
@@ -276,7 +280,7 @@ function M.random_split(dataset, lengths, given)
     opts.expect(v, opts.whole_from(0), "random_split: length %d", k)
     sum = sum + v
   end
-  if sum ~= n then errors.raise("random_split: the lengths add up to %.17g, but the dataset has %d items", sum, n) end
+  if sum ~= n then errors.raise("random_split: the lengths add up to %.17g, but the dataset has %s", sum, errors.count(n, "item")) end
   local seed, at, subsets = o.seed or M.default_seed(), 0, {}
   for k, size in ipairs(sizes) do
     local indices = {}

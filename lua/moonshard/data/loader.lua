@@ -23,7 +23,7 @@ methods.close(DataLoader)
 
 local count = opts.whole_from(1)
 local OPTIONS = { batch_size = opts.option(count, 1), shuffle = false, sampler = opts.any, batch_sampler = opts.any,
-  collate = opts.callable, drop_last = false, seed = opts.whole, rank = opts.option(opts.whole_from(0), 0),
+  collate = opts.fn, drop_last = false, seed = opts.whole, rank = opts.option(opts.whole_from(0), 0),
   world = opts.option(count, 1), device = opts.string, workers = opts.option(opts.whole_from(0), 0),
   prefetch = opts.option(count, 2), timeout = opts.option(opts.number_from(0), 0),
   pin_memory = false, pad = true }
@@ -96,12 +96,10 @@ end
 
 function DataLoader:__tostring()
   local n = self:size()
-  return ("DataLoader(%s%s)"):format(tostring(self.dataset), n and (", %d batches"):format(n) or "")
+  return ("DataLoader(%s%s)"):format(tostring(self.dataset), n and (", %d %s"):format(n, n == 1 and "batch" or "batches") or "")
 end
 
-function DataLoader.__call()
-  errors.raise "DataLoader: a loader cannot be called; write `for x, y in loader:epoch() do`"
-end
+methods.refuse_call(DataLoader, "DataLoader: a loader cannot be called; write `for x, y in loader:epoch() do`")
 
 --- The number of batches in an epoch; nil for an IterableDataset.
 ---@return integer?
@@ -152,11 +150,13 @@ local function make(self, k)
   return positions and self.maker:batch(self.epochs, positions)
 end
 
--- Replaces the tensors of a value, also those in its tables, by what change(tensor) returns.
-local function changed(value, change)
+-- Replaces the tensors of a value, also those in its tables, by what change(tensor) returns. name: the method by which
+-- an object among them, such as a packed sequence, does it itself, and its argument.
+local function changed(value, change, name, argument)
   if tensor.is_tensor(value) then return change(value) end
   if not opts.is_plain(value) then return value end
-  for key, v in pairs(value) do value[key] = changed(v, change) end
+  if class.is_class(getmetatable(value)) and value[name] then return value[name](value, argument) end
+  for key, v in pairs(value) do value[key] = changed(v, change, name, argument) end
   return value
 end
 
@@ -177,8 +177,8 @@ local function following(self)
     return there
   end
   for k = 1, batch.n do
-    if self.pin_memory then batch[k] = changed(batch[k], pinned) end
-    if device ~= "cpu" and device ~= "meta" then batch[k] = changed(batch[k], moved) end
+    if self.pin_memory then batch[k] = changed(batch[k], pinned, "pin_memory") end
+    if device ~= "cpu" and device ~= "meta" then batch[k] = changed(batch[k], moved, "to", device) end
   end
   return unpack(batch, 1, batch.n)
 end

@@ -34,7 +34,7 @@ M.Sampler = Sampler
 ---   positions of an epoch (from 0), or returns a function that gives entry j, from 1
 function Sampler:init(given)
   local o = opts("Sampler", given, { size = opts.option(opts.whole_from(0), opts.required),
-    order = opts.option(opts.callable, opts.required) })
+    order = opts.option(opts.fn, opts.required) })
   self.count, self.fn = o.size, o.order
 end
 
@@ -49,7 +49,7 @@ function Sampler:size() return self.count end
 ---@return fun(j: integer): any
 function Sampler:order(epoch)
   local order = self.fn(epoch)
-  if type(order) == "function" then return order end
+  if opts.fn.test(order) then return order end
   opts.need(type(order) == "table" and #order == self.count, order, ("a list of %d positions"):format(self.count),
     "%s: the order of epoch %d", class.name(self), epoch)
   return function(j) return order[j] end

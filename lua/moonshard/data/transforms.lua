@@ -48,7 +48,7 @@ end
 ---@return fun(image: Tensor): Tensor
 function M.Compose(list)
   opts.need(opts.is_plain(list), list, "a list of functions", "Compose: argument 1")
-  for k, fn in ipairs(list) do opts.expect(fn, opts.callable, "Compose: function %d", k) end
+  for k, fn in ipairs(list) do opts.expect(fn, opts.fn, "Compose: function %d", k) end
   return function(x)
     for _, fn in ipairs(list) do x = fn(x) end
     return x

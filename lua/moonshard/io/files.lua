@@ -108,7 +108,7 @@ function M.save(path, tensors, given)
   end
   -- Columns of a CSV file have a metatable without __name; the metatables of classes have one.
   local meta = type(tensors) == "table" and getmetatable(tensors)
-  if type(tensors) ~= "table" or meta and not (rawget(meta, "__tensors") and not rawget(meta, "__name")) then
+  if not opts.is_plain(tensors) and not (meta and rawget(meta, "__tensors") and not rawget(meta, "__name")) then
     errors.raise("save: tensors are %s, expected a table of name -> tensor%s", errors.kind(tensors),
       type(tensors) == "table" and tensors.state_dict and "; write ms.save(path, model:state_dict())" or "")
   end

@@ -20,7 +20,7 @@ M.averages = opts.kind("averages made by optim.EMA",
 -- Whether x has a method. Objects of the library raise for a name that they lack.
 local function has(x, name)
   local ok, method = pcall(function() return x[name] end)
-  return ok and opts.callable.test(method)
+  return ok and opts.fn.test(method)
 end
 
 local function is_object(x) return type(x) == "table" and has(x, "state_dict") and has(x, "load_state_dict") end

@@ -34,7 +34,7 @@ function Attention:forward(x)
   return self.proj(nn.F.merge_heads(y))
 end
 
-function Attention:extra_repr() return ("%d heads, causal"):format(self.heads) end
+function Attention:extra_repr() return errors.count(self.heads, "head") .. ", causal" end
 
 --- x + attention(norm(x)), then x + mlp(norm(x)).
 ---@class GPTBlock: Module
@@ -176,7 +176,8 @@ end
 
 function GPT:extra_repr()
   local o = self.config
-  return ("vocab %d, context %d, %d layers, %d heads, dim %d"):format(o.vocab, o.context, o.layers, o.heads, o.dim)
+  return ("vocab %d, context %d, %s, %s, dim %d"):format(o.vocab, o.context, errors.count(o.layers, "layer"),
+    errors.count(o.heads, "head"), o.dim)
 end
 
 return GPT

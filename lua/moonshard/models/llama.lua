@@ -126,7 +126,8 @@ end
 
 function Llama:extra_repr()
   local o = self.config
-  return ("vocab %d, %d layers, %d heads, %d kv_heads, dim %d"):format(o.vocab, o.layers, o.heads, o.kv_heads, o.dim)
+  return ("vocab %d, %s, %s, %s, dim %d"):format(o.vocab, errors.count(o.layers, "layer"),
+    errors.count(o.heads, "head"), errors.count(o.kv_heads, "kv_head"), o.dim)
 end
 
 return Llama

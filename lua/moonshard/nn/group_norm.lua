@@ -52,7 +52,7 @@ function GroupNorm:forward(x)
 end
 
 function GroupNorm:extra_repr()
-  return ("%d groups of %d, eps %g%s"):format(self.groups, self.d, self.eps, self.weight and ", affine" or "")
+  return ("%s of %d, eps %g%s"):format(errors.count(self.groups, "group"), self.d, self.eps, self.weight and ", affine" or "")
 end
 
 local spec = { eps = 1e-5, momentum = 0.1, affine = false, track_running_stats = false, dtype = opts.string,

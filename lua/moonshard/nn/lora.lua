@@ -7,6 +7,7 @@
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
@@ -225,7 +226,7 @@ function LoRA:parameters()
   for _, p in self.model:named_parameters() do
     if p.requires_grad then list[#list + 1] = p end
   end
-  return list
+  return listing.new(list)
 end
 
 local function same_sizes(a, b) return table.concat(a, ",") == table.concat(b, ",") end
@@ -380,8 +381,8 @@ opts.fix(LoRA, { "load_state_dict", "remove", "parameters", "count" }, "LoRA:")
 
 function LoRA:__tostring()
   local trained, total = self:count()
-  return ("LoRA(rank %d, alpha %g, %d layers, %d of %d elements are trained)"):format(self.rank, self.alpha,
-    #self.layers, trained, total)
+  return ("LoRA(rank %d, alpha %g, %s, %d of %d elements are trained)"):format(self.rank, self.alpha,
+    errors.count(#self.layers, "layer"), trained, total)
 end
 
 -- Refuses parameters that a unit or nn.DDP already has, because the adapters would not be part of it.

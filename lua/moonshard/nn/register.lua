@@ -10,6 +10,7 @@ local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local log = require "moonshard.core.log"
 local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
@@ -71,7 +72,7 @@ local function warn_unregistered(self)
       if not self._kind[name] and not is_parameter(value) and value.is_leaf and value.requires_grad then
         what = "a leaf tensor that parameters() does not list; wrap it in nn.Parameter"
       end
-    elseif type(value) == "table" and getmetatable(value) == nil then
+    elseif opts.is_plain(value) then
       for _, element in next, value do
         if is_module(element) or is_parameter(element) then
           if not registered then
@@ -388,14 +389,15 @@ end
 
 -- Returns the values of a listing without their names.
 local function values_of(self, who, list, given)
-  return (select(2, collect(self, list, "", opts(who, given, { recurse = true }).recurse)))
+  return listing.new((select(2, collect(self, list, "", opts(who, given, { recurse = true }).recurse))))
 end
 local function named(self, who, list, given)
   local o = opts(who, given, { prefix = "", recurse = true })
   return iterate(collect(self, list, o.prefix, o.recurse))
 end
 
---- Parameters: a module's own ones first, then depth first; shared ones once.
+--- Parameters: a module's own ones first, then depth first; shared ones once. A list: `#`, `ipairs` and positions work,
+--- and so does `for p in model:parameters() do`.
 ---@param given? { recurse: boolean }  recurse: includes those of descendants (default: true)
 ---@return Parameter[]
 function Module:parameters(given) return values_of(self, "parameters", "_params", given) end
@@ -430,7 +432,7 @@ end
 function Module:modules()
   local names, modules = {}, {}
   walk(self, "", {}, names, modules, {})
-  return modules
+  return listing.new(modules)
 end
 
 --- Iterates over name, child; a child that is registered twice occurs once.
@@ -454,7 +456,7 @@ end
 function Module:children()
   local values = {}
   for _, child in self:named_children() do values[#values + 1] = child end
-  return values
+  return listing.new(values)
 end
 
 -- ---- printing -----------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ function EMA:swap() no_grad(scope.scope, swap, self) end
 ---@param ... any  its arguments
 ---@return any  what fn returns
 function EMA:apply(fn, ...)
-  opts.expect(fn, opts.callable, "EMA: apply: argument 1")
+  opts.expect(fn, opts.fn, "EMA: apply: argument 1")
   self:swap()
   local function restore(ok, ...)
     self:swap()
@@ -208,7 +208,7 @@ end
 ---   is the model's input
 ---@param model Module  its mode (training or evaluation) is restored
 function AveragedModel.update_bn(loader, model)
-  opts.expect(loader, opts.callable, "update_bn: argument 1")
+  opts.expect(loader, opts.fn, "update_bn: argument 1")
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "update_bn: argument 2")
   local norms = {}
   for _, m in ipairs(model:modules()) do

@@ -76,7 +76,7 @@ end
 local function construct(self, params, given, spec)
   local who = self:class_name()
   if is_tensor(params) then raise("%s: argument 1 is a Tensor, expected a list of leaves or groups", who) end
-  if type(params) ~= "table" or getmetatable(params) ~= nil then
+  if not is_plain(params) then
     local module = type(params) == "table" and params.parameters
     raise("%s: argument 1 is %s, expected a list of leaves or groups%s", who, show(params),
       (module or type(params) == "function") and "; write model:parameters()" or "")
@@ -398,8 +398,8 @@ require "moonshard.optim.state"(Optimizer)
 function Optimizer:__tostring()
   local n = 0
   for _, group in ipairs(self.param_groups) do n = n + #group.params end
-  return ("%s(%d groups, %d parameters, lr %s)"):format(self:class_name(), #self.param_groups, n,
-    tostring(self.param_groups[1].lr))
+  return ("%s(%s, %s, lr %s)"):format(self:class_name(), errors.count(#self.param_groups, "group"),
+    errors.count(n, "parameter"), tostring(self.param_groups[1].lr))
 end
 
 --- Checks a group's options. later: called after construction. into: the engine's struct that gets the options; nil:

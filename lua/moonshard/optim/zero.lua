@@ -138,7 +138,7 @@ function Zero:init(params, given)
     raise("%s: option 'optimizer_class' is %s, expected an optimizer's class, such as optim.AdamW", NAME,
       class.is_class(cls) and tostring(cls) or show(cls))
   end
-  if type(params) == "table" and getmetatable(params) == nil and params[1] == nil then
+  if opts.is_plain(params) and params[1] == nil then
     raise("%s got an empty parameter list", NAME)
   end
   local rank = dist.rank(o.process_group)
@@ -342,7 +342,7 @@ Zero.init = calls.several(Zero.init)
 function Zero:__tostring()
   local n = 0
   each_param(self, function() n = n + 1 end)
-  return ("%s(%s; %d of %d parameters on this rank)"):format(NAME, tostring(self.optim), self._n_own, n)
+  return ("%s(%s; %d of %s on this rank)"):format(NAME, tostring(self.optim), self._n_own, errors.count(n, "parameter"))
 end
 
 return { ZeroRedundancyOptimizer = Zero }

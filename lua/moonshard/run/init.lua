@@ -122,7 +122,7 @@ function M.start(given)
   local o = opts("run.start", given, { name = "", config = opts.table, total = opts.whole_from(1), out = opts.string,
     resume = false, first = opts.whole_from(0), model = opts.any, optimizer = opts.any, state = opts.table,
     tokens = opts.positive, samples = opts.positive, flops = opts.positive, dtype = "float32", sinks = opts.table,
-    quiet = false, line = opts.callable })
+    quiet = false, line = opts.fn })
   check_options(o)
   local wanted = {}
   for _, name in ipairs(o.sinks or {}) do

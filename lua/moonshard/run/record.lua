@@ -224,7 +224,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function Run:profile(fn, ...)
-  opts.expect(fn, opts.callable, "run:profile: argument 1")
+  opts.expect(fn, opts.fn, "run:profile: argument 1")
   need_open(self, "run:profile")
   return record_profile(self, profiles.measure(fn, ...))
 end

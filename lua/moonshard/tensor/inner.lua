@@ -3,11 +3,13 @@
 --- negative ids.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 
 local getmetatable, setmetatable, rawget, type, ipairs = getmetatable, setmetatable, rawget, type, ipairs
 
 ---@class Tensor                 fields and operators: core/types.lua
 local Tensor = class.new "Tensor"
+methods.refuse_call(Tensor, "a tensor cannot be called; its rows are `for i = 1, t:size(1) do local row = t[i]`")
 
 -- The metatables of tensors: the plain class and all classes that extend it.
 local classes = { [Tensor] = Tensor }

@@ -99,6 +99,23 @@ function M.scope(fn, ...)
 end
 position.calls_once(M.scope)
 
+--- Takes all tensors in x out of their scopes, as t:keep() does for one: they live until release() or the collector.
+--- `best = ms.keep(ms.deepcopy(model:state_dict()))` keeps a copy of the weights beyond a step. Errors: a module or
+--- another object, whose tensors belong to it already.
+---@generic T
+---@param x T  a tensor, or a table that has tensors, also in its tables
+---@return T x
+function M.keep(x)
+  local mt = type(x) == "table" and getmetatable(x)
+  if type(x) ~= "table" or mt and not (mt == Tensor or classes[mt] or rawget(mt, "__tensors")) then
+    opts.wrong(x, "a tensor or a table of tensors", "keep: argument 1")
+  end
+  local list = {}
+  gather(x, list, {})
+  for k = 1, #list do list[k]:keep() end
+  return x
+end
+
 -- ---- steps --------------------------------------------------------------------------------------
 
 -- `loops` maps a chain to its loops whose last step may still be open. A loop that was left by break or an error stays
@@ -183,7 +200,7 @@ end
 ---@param fn? fun(step: integer)  called for each step
 ---@return fun(): integer?  the iterator; nothing if fn is given
 function M.steps(n, given, fn)
-  if type(given) == "function" then given, fn = nil, given end
+  if opts.fn.test(given) then given, fn = nil, given end
   if type(n) ~= "number" then opts.wrong(n, "a number of steps", "steps: argument 1") end
   if n ~= n or n % 1 ~= 0 and n ~= math.huge then opts.wrong(n, "a whole number of steps", "steps: argument 1") end
   local o = opts("steps", given, { from = 1 })

@@ -248,7 +248,7 @@ end
 ---@return any  the results of fn
 function nvtx.range(name, fn, ...)
   opts.expect(name, opts.string, "range: argument 1")
-  opts.expect(fn, opts.callable, "range: argument 2")
+  opts.expect(fn, opts.fn, "range: argument 2")
   return ranges.user(name, fn, ...)
 end
 

@@ -73,7 +73,7 @@ end
 function M.lr_range_test(optimizer, step, given)
   opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",
     "lr_range_test: argument 1")
-  opts.expect(step, opts.callable, "lr_range_test: argument 2")
+  opts.expect(step, opts.fn, "lr_range_test: argument 2")
   local o = opts("lr_range_test", given, { from = opts.option(opts.positive, 1e-7), to = opts.option(opts.positive, 10),
     steps = opts.option(opts.whole_from(3), 100), smooth = 0.9, stop = opts.option(opts.positive, 4) })
   opts.need(o.smooth >= 0 and o.smooth < 1, o.smooth, "a number from 0 to below 1", "lr_range_test: option 'smooth'")

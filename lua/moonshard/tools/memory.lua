@@ -205,7 +205,7 @@ local function section(out, title, rows, limit)
     local r = rows[k]
     local name = #r.name > 44 and "..." .. r.name:sub(-41) or r.name
     out[#out + 1] = ("%-44s %12s %12s%s"):format(name, bytes_text(r.peak_bytes), bytes_text(r.bytes),
-      r.blocks and ("  %d blocks%s"):format(r.peak_bytes > 0 and r.peak_blocks or r.blocks,
+      r.blocks and ("  %s%s"):format(errors.count(r.peak_bytes > 0 and r.peak_blocks or r.blocks, "block"),
         title == "line" and ", mostly " .. r.what or "") or "")
   end
   if #rows > limit then out[#out + 1] = ("... and %d more"):format(#rows - limit) end

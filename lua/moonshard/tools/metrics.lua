@@ -27,7 +27,7 @@ Metric.__index = Metric
 Metric.__name = "Metric"
 function Metric:__tostring()
   local hint = self.name == "ConfusionMatrix" and "; its compute() and plot() show the counts" or ""
-  return ("%s(%d updates%s)"):format(self.name, self.updates, hint)
+  return ("%s(%s%s)"):format(self.name, errors.count(self.updates, "update"), hint)
 end
 
 -- Makes a constructor of metrics. spec: its options; size(options): how many numbers it collects; count(self, sums,

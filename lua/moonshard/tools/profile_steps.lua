@@ -79,7 +79,7 @@ end
 
 --- Internal: runs fn(steps) by the schedule `o.schedule`. start: profiler.start, called with `options`.
 function M.run(o, options, start, fn)
-  if not opts.callable.test(o.schedule) then
+  if not opts.fn.test(o.schedule) then
     errors.raise("profiler.profile: option 'schedule' is %s, expected a function, such as profiler.schedule makes",
       errors.kind(o.schedule))
   end

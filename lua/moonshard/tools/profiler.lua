@@ -35,7 +35,7 @@ local M = { schedule = steps.schedule }
 ---@return any  the results of fn
 function M.record_function(name, fn, ...)
   if type(name) ~= "string" then opts.wrong(name, "a name", "record_function: argument 1") end
-  opts.expect(fn, opts.callable, "record_function: argument 2")
+  opts.expect(fn, opts.fn, "record_function: argument 2")
   return ranges.user(name, fn, ...)
 end
 
@@ -128,10 +128,10 @@ function Averages:table(given)
     end
     out[k] = table.concat(cells, "  "):gsub("%s+$", "")
   end
-  if #rows > o.row_limit then out[#out + 1] = ("... and %d more rows"):format(#rows - o.row_limit) end
+  if #rows > o.row_limit then out[#out + 1] = "... and " .. errors.count(#rows - o.row_limit, "more row") end
   out[#out + 1] = ("recorded %s, of which %s in ranges of the script's thread"):format(time_text(self.recorded),
     time_text(self.covered))
-  if self.dropped > 0 then out[#out + 1] = ("%d ranges were dropped (limit = %d)"):format(self.dropped, self.limit) end
+  if self.dropped > 0 then out[#out + 1] = ("dropped %s (limit = %d)"):format(errors.count(self.dropped, "range"), self.limit) end
   return table.concat(out, "\n")
 end
 
@@ -336,7 +336,7 @@ end
 ---@return any  the results of fn
 function M.profile(given, fn)
   if fn == nil and not opts.is(given) then given, fn = nil, given end
-  opts.expect(fn, opts.callable, "profiler.profile: the last argument")
+  opts.expect(fn, opts.fn, "profiler.profile: the last argument")
   if opts.is(given) and (given.schedule ~= nil or given.on_trace_ready ~= nil) then
     local options = {}
     for name, value in pairs(given) do options[name] = value end

@@ -28,7 +28,7 @@ end
 ---@return true
 function M.gradcheck(fn, inputs, given)
   local o = opts("gradcheck", given, { eps = 1e-6, rtol = 1e-3, atol = 1e-5 })
-  opts.expect(fn, opts.callable, "gradcheck: argument 1")
+  opts.expect(fn, opts.fn, "gradcheck: argument 1")
   if tensor.is_tensor(inputs) then inputs = { inputs } end
   if type(inputs) ~= "table" then opts.wrong(inputs, "a list of tensors", "gradcheck: argument 2") end
   for k, t in ipairs(inputs) do

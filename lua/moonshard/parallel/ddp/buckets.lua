@@ -22,7 +22,8 @@ Bucket.__index = Bucket
 Bucket.__name = "Bucket"
 
 function Bucket.__tostring(b)
-  return ("Bucket(%d, %d parameters, %d elements)"):format(b.index, #b.parameters, b.whole:numel())
+  return ("Bucket(%d, %s, %s)"):format(b.index, errors.count(#b.parameters, "parameter"),
+    errors.count(b.whole:numel(), "element"))
 end
 
 local function bucket_of(params, index, last, dtype)

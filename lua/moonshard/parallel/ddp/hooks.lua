@@ -112,7 +112,7 @@ function M.noop_hook() end
 ---@return fun(state: any, bucket: table): any
 function M.hook_then_optimizer(hook, make, params)
   opts.expect(hook, opts.fn, "hook_then_optimizer: argument 1")
-  opts.need(type(make) == "function", make, "a function that makes an optimizer for a list of parameters",
+  opts.need(opts.fn.test(make), make, "a function that makes an optimizer for a list of parameters",
     "hook_then_optimizer: argument 2")
   local steps = {}
   for _, p in ipairs(params or {}) do steps[p] = true end

@@ -229,7 +229,7 @@ local function each_tensor(v, fn)
     return v.requires_grad
   end
   local found = false
-  if type(v) == "table" and getmetatable(v) == nil then
+  if opts.is_plain(v) then
     for _, x in pairs(v) do found = each_tensor(x, fn) or found end
   end
   return found
@@ -347,7 +347,7 @@ end)
 ---@param fn function  called without arguments
 ---@return any  the results of fn
 function DDP:join(given, fn)
-  if type(given) == "function" and fn == nil then given, fn = nil, given end
+  if fn == nil and opts.fn.test(given) then given, fn = nil, given end
   local o = join_options(rawget(self, "_ddp"), given, fn)
   if not o.enable then return fn() end
   local st = rawget(self, "_ddp")
@@ -397,7 +397,7 @@ position.calls_once(DDP.no_sync)
 ---@param hook fun(state: any, bucket: Bucket): any  called once per bucket
 function DDP:register_comm_hook(state, hook)
   local st = rawget(self, "_ddp")
-  if type(hook) ~= "function" then raise("Communication hook must be callable.") end
+  if not opts.fn.test(hook) then raise("Communication hook must be callable.") end
   if st.hook then raise("register_comm_hook or register_builtin_comm_hook can only be called once.") end
   if st.started then raise("Communication hook can only be registered before calling backward.") end
   st.hook, st.hook_state = hook, state

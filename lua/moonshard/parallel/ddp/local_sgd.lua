@@ -138,7 +138,7 @@ local Periodic = { __name = "PeriodicModelAverager" }
 Periodic.__index = Periodic
 
 function Periodic.__tostring(a)
-  return ("PeriodicModelAverager(every %d steps from step %d)"):format(a.period, a.warmup_steps)
+  return ("PeriodicModelAverager(every %s from step %d)"):format(errors.count(a.period, "step"), a.warmup_steps)
 end
 
 --- Averages parameters over the group every `period` steps, from step warmup_steps on.
@@ -176,7 +176,9 @@ Hierarchical.__index = Hierarchical
 
 function Hierarchical.__tostring(a)
   local parts = {}
-  for k, level in ipairs(a.levels) do parts[k] = ("%d ranks every %d steps"):format(level.size, level.period) end
+  for k, level in ipairs(a.levels) do
+    parts[k] = ("%s every %s"):format(errors.count(level.size, "rank"), errors.count(level.period, "step"))
+  end
   return ("HierarchicalModelAverager(%s, from step %d)"):format(table.concat(parts, ", "), a.warmup_steps)
 end
 

@@ -18,7 +18,7 @@ local tensor = require "moonshard.tensor"
 local lib, state = engine.lib, engine.state
 local is_tensor = tensor.is_tensor
 local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable, setmetatable
-local ipairs, pairs, pcall, select, unpack, type = ipairs, pairs, pcall, select, unpack, type
+local ipairs, pairs, pcall, select, unpack = ipairs, pairs, pcall, select, unpack
 
 local M = {}
 
@@ -57,7 +57,7 @@ end
 -- Casts the floating point tensors in v, also inside plain tables. A table without such tensors is returned unchanged.
 local function cast(v, dtype, seen)
   if is_tensor(v) then return is_float(v) and v.dtype ~= dtype and v:to(dtype) or v end
-  if type(v) ~= "table" or getmetatable(v) ~= nil then return v end
+  if not opts.is_plain(v) then return v end
   if seen[v] then return seen[v] end
   seen[v] = v
   local changed
@@ -72,7 +72,7 @@ local function cast(v, dtype, seen)
   local out = {}
   for key, x in pairs(v) do out[key] = x end
   for key, y in pairs(changed) do out[key] = y end
-  seen[v] = out
+  seen[v] = setmetatable(out, getmetatable(v))
   return out
 end
 

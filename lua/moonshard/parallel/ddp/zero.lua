@@ -16,7 +16,7 @@ local M = {}
 
 local function make(who, interleaved)
   return function(hook, ddp, zero)
-    if type(hook) ~= "function" then opts.wrong(hook, "a communication hook", "%s: argument 1", who) end
+    if not opts.fn.test(hook) then opts.wrong(hook, "a communication hook", "%s: argument 1", who) end
     local st = type(ddp) == "table" and rawget(ddp, "_ddp")
     if not st then opts.wrong(ddp, "a module wrapped in nn.DDP", "%s: argument 2", who) end
     opts.need(type(zero) == "table" and zero._step_overlapped, zero, "a ZeroRedundancyOptimizer", "%s: argument 3", who)

@@ -3,6 +3,7 @@
 --- instances of tensor classes, passes them to the engine as an array of ids, and replaces those for which the engine
 --- returned another tensor.
 local engine = require "moonshard.core.ffi"
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local ffi = engine.ffi
@@ -72,7 +73,7 @@ local collect
 function collect(value, n, seen)
   if type(value) ~= "table" then return n end
   if is_tensor(value) then return put_tensor(n, value) end
-  if getmetatable(value) ~= nil or seen[value] then return n end
+  if not opts.is_plain(value) or seen[value] then return n end
   seen[value] = true
   for _, k in ipairs(keys_of(value)) do n = collect(value[k], n, seen) end
   return n
@@ -84,7 +85,7 @@ local replace
 function replace(value, n, seen)
   if type(value) ~= "table" then return value, n end
   if is_tensor(value) then return get_tensor(n, value) end
-  if getmetatable(value) ~= nil or seen[value] then return value, n end
+  if not opts.is_plain(value) or seen[value] then return value, n end
   seen[value] = true
   local copy
   for _, k in ipairs(keys_of(value)) do
@@ -95,6 +96,7 @@ function replace(value, n, seen)
       if not copy then
         copy = {}
         for other, v in next, value do copy[other] = v end
+        setmetatable(copy, getmetatable(value))
       end
       copy[k] = after
     end

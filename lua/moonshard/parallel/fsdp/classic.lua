@@ -410,7 +410,7 @@ function FSDP:register_comm_hook(state, hook)
       if unit.comm_hook ~= nil then raise "A communication hook is already registered" end
     end
   end
-  if not opts.callable.test(hook) then raise("The communication hook must be callable but got %s", errors.show(hook)) end
+  if not opts.fn.test(hook) then raise("The communication hook must be callable but got %s", errors.show(hook)) end
   for _, unit in ipairs(units) do
     if unit.classic then hooks.set(unit, hook, state) end
   end

@@ -167,7 +167,7 @@ end
 
 --- Sets hook and state of one unit. After an error, the old ones remain.
 local function set(unit, hook, state)
-  if hook ~= nil and not opts.callable.test(hook) then
+  if hook ~= nil and not opts.fn.test(hook) then
     raise("The communication hook must be callable but got %s", errors.show(hook))
   end
   local before, before_state = unit.comm_hook, unit.comm_hook_state

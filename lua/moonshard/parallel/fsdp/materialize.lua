@@ -112,7 +112,7 @@ end
 --- Allocates and initializes tensors that are on meta: calls fn(module) or, if fn is nil, allocates them on the device
 --- and calls the module's reset_parameters().
 function M.from_meta(modules, fn, device)
-  if fn ~= nil and type(fn) ~= "function" then
+  if fn ~= nil and not opts.fn.test(fn) then
     raise("Expected %s to be callable but got %s", errors.show(fn), type(fn))
   end
   for _, m in ipairs(modules) do

@@ -435,7 +435,7 @@ end
 function FSDPModule:set_custom_reduce_scatter(fn)
   local unit = unit_of(self)
   if fn == nil then return comm_hooks.set(unit, nil, nil) end
-  opts.expect(fn, opts.callable, "set_custom_reduce_scatter: argument")
+  opts.expect(fn, opts.fn, "set_custom_reduce_scatter: argument")
   comm_hooks.set(unit, function(_, input, output)
     fn(output, input, { op = unit.divides and "sum" or "avg", group = unit.group })
   end, nil)

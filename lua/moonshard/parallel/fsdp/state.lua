@@ -241,7 +241,7 @@ function M.load_state_dict(m, sd, given)
       return there[name] and there[name].extra
     end, missing, unexpected, o.strict)
   end)
-  return missing, unexpected
+  return m._printed_names(missing, unexpected)
 end
 
 return M

@@ -153,7 +153,7 @@ end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.summon_full_params(m, given, fn, ...)
-  if type(given) == "function" then return M.summon_full_params(m, nil, given, fn, ...) end
+  if opts.fn.test(given) then return M.summon_full_params(m, nil, given, fn, ...) end
   local units, o, show = open(m, given, fn)
   return close(units, #units, o, show, pcall(context.block, "summon_full_params", fn, ...))
 end

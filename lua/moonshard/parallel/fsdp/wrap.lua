@@ -163,7 +163,7 @@ end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.enable_wrap(given, fn, ...)
-  if fn == nil and type(given) == "function" then given, fn = {}, given end
+  if fn == nil and opts.fn.test(given) then given, fn = {}, given end
   callable("enable_wrap", fn)
   if modes.wrap then raise "You are already within an autowrap context and we currently do not supported nested autowrap." end
   modes.wrap = copy_of(table_of("enable_wrap", given))

@@ -7,12 +7,13 @@ local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local Parameter = require "moonshard.nn.parameter".Parameter
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local tensor = require "moonshard.tensor"
 
 local lib, raise = engine.lib, errors.raise
-local rawget, ipairs, pairs, type, getmetatable, select = rawget, ipairs, pairs, type, getmetatable, select
+local rawget, ipairs, pairs, select = rawget, ipairs, pairs, select
 
 local M = {}
 
@@ -65,7 +66,7 @@ end
 local function each_output(v, fn)
   if tensor.is_tensor(v) then
     if v.requires_grad and not v.is_leaf then fn(v) end
-  elseif type(v) == "table" and getmetatable(v) == nil then
+  elseif opts.is_plain(v) then
     for _, x in pairs(v) do each_output(x, fn) end
   end
 end

@@ -61,7 +61,7 @@ local checks = { machine.processor, machine.threads, machine.memory, machine.lim
 ---   soon as its check has ended
 ---@return DoctorReport  `tostring` of it, and of each line, is the text that scripts/doctor prints
 local function doctor(given)
-  local o = opts("doctor", given, { folder = ".", report = opts.callable })
+  local o = opts("doctor", given, { folder = ".", report = opts.fn })
   local self = setmetatable({ lines = {}, slow = 0, broken = 0 }, Report)
   local function line(state, subject, text, remedy)
     local entry = setmetatable({ state = state, subject = subject, text = text, remedy = remedy }, Line)

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- What `? t` prints of a tensor: shape, dtype, device, placement, and how its values are distributed.
 local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local utf8 = require("moonshard.plot.terminal").utf8
 
@@ -63,8 +64,8 @@ local function placement(t)
   if not sharded.is_sharded(t) or sharded.is_whole(t) then return "whole on this rank", t end
   local names, part = {}, t:to_local()
   for k, p in ipairs(t.placements) do names[k] = tostring(p) end
-  return ("%s over %d ranks, %d of %d elements here"):format(table.concat(names, ", "), t.device_mesh:size(),
-    part:numel(), t:numel()), part
+  return ("%s over %s, %d of %s here"):format(table.concat(names, ", "), errors.count(t.device_mesh:size(), "rank"),
+    part:numel(), errors.count(t:numel(), "element")), part
 end
 
 --- The lines that `? t` prints.
@@ -76,7 +77,7 @@ function M.tensor(t)
   local mode, handle = lib.ms_set_grad_mode(0), lib.ms_scope_open "help"
   local ok, why = pcall(function()
     local text, part = placement(t)
-    lines[2] = ("  placement: %s; %d bytes"):format(text, part:numel() * part:element_size())
+    lines[2] = ("  placement: %s; %s"):format(text, errors.count(part:numel() * part:element_size(), "byte"))
     if part:numel() > 0 and part.device ~= "meta" and not part.is_sparse then values(part, lines) end
   end)
   lib.ms_scope_close(handle, nil, 0)

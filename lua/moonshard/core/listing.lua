@@ -1,0 +1,44 @@
+-- SPDX-License-Identifier: MIT
+--- Lists that a `for` loop visits as PyTorch's generators: `for p in model:parameters() do`. For `#`, `ipairs`, `pairs`
+--- and `unpack` they are plain tables.
+local opts = require "moonshard.core.opts"
+
+local SHOWN = 20                      -- the largest number of elements that tostring shows
+
+-- A field of the module, because data/packing.lua sends metatables to workers by name.
+local M = { Listing = opts.printing {} }
+
+-- list -> the position of the element that a loop got last.
+local at = setmetatable({}, { __mode = "k" })
+
+-- Lua calls the list as an iterator, with the element before. The position is stored, so that elements may be equal;
+-- where another loop over the same list has moved it, the element itself is looked for.
+function M.Listing.__call(list, _, last)
+  local k = last == nil and 0 or at[list]
+  if last ~= nil and not rawequal(list[k], last) then
+    k = 1
+    while k < #list and not rawequal(list[k], last) do k = k + 1 end
+  end
+  at[list] = k + 1
+  return list[k + 1]
+end
+M.Listing.__no_function = M.Listing.__call
+
+function M.Listing.__tostring(list)
+  local lines = {}
+  for k = 1, math.min(#list, SHOWN) do
+    local text = tostring(list[k])
+    local first = text:match "^[^\n]*"
+    lines[k] = ("(%d): %s%s"):format(k, first, first == text and "" or " …")
+  end
+  if #list > SHOWN then lines[#lines + 1] = ("… (%d elements)"):format(#list) end
+  return #list == 0 and "{}" or table.concat(lines, "\n")
+end
+
+--- Makes a list one that `for` visits. Returns it.
+---@generic T: table
+---@param list T
+---@return T
+function M.new(list) return setmetatable(list, M.Listing) end
+
+return M
