@@ -35,7 +35,7 @@ for name, fn in pairs(require "moonshard.tensor.number_types") do ms[name] = fn 
 for name, fn in pairs(require "moonshard.tensor.free") do ms[name] = fn end
 for name, fn in pairs(require "moonshard.tensor.create") do ms[name] = fn end
 merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
-merge(require "moonshard.tensor.scope", "scope", "steps")
+merge(require "moonshard.tensor.scope", "scope", "steps", "keep")
 merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "inference_mode", "is_grad_enabled",
   "set_grad_enabled")
 merge(require "moonshard.autograd.anomaly", "detect_anomaly", "set_detect_anomaly")

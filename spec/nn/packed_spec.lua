@@ -52,6 +52,59 @@ describe("nn.utils.rnn", function()
     assert.equal("int64", whole.dtype)
   end)
 
+  it("gives an object that prints, moves and casts, and is still a plain table of tensors", function()
+    local p = rnn.pack_sequence({ ms.tensor { 1 }, ms.tensor { 2, 3, 4 } }, { enforce_sorted = false })
+    assert.equal("PackedSequence(2 sequences of up to 3 steps, data float32 [4] cpu)", tostring(p))
+    assert.equal("PackedSequence(1 sequence of up to 1 step, data float32 [1] cpu)",
+      tostring(rnn.pack_sequence { ms.tensor { 1 } }))
+    assert.is_true(p:isa(rnn.PackedSequence))
+    assert.equal("PackedSequence", p:class_name())
+    assert.is_true(rawequal(p, p:cpu()) and rawequal(p, p:float()) and rawequal(p, p:to "float32"))
+    local q = p:double()
+    assert.equal("float64 int64", q.data.dtype .. " " .. q.batch_sizes.dtype)
+    assert.is_true(rawequal(q.batch_sizes, p.batch_sizes))
+    assert.is_true(q:isa(rnn.PackedSequence))
+    for name, dtype in pairs { half = "float16", bfloat16 = "bfloat16", long = "int64", int = "int32", short = "int16",
+      char = "int8", byte = "uint8" } do
+      assert.equal(dtype, p[name](p).data.dtype)
+    end
+    local meta = p:to "meta"
+    assert.equal("meta meta cpu", meta.data.device .. " " .. meta.sorted_indices.device .. " " .. meta.batch_sizes.device)
+    assert.is_true(rawequal(p, p:pin_memory()))
+    assert.equal(p.data:is_pinned(), p:is_pinned())
+    raises("cpu: called on nil; write packed:cpu()", function() p.cpu() end)
+    local y = nn.GRU(1, 2)(rnn.pack_sequence { ms.ones(2, 1) })
+    assert.is_true(y:isa(rnn.PackedSequence))
+  end)
+
+  it("leaves scopes, and is moved by a loader and sent by its workers", function()
+    local kept = ms.scope(function() return ms.scope(function() return rnn.pack_sequence { ms.ones(2, 1) } end) end)
+    assert.is_false(kept.data:is_released())
+    local function collate(items) return ms.nn.utils.rnn.pack_sequence(items, { enforce_sorted = false }) end
+    for _, workers in ipairs { 0, 1 } do
+      local loader = ms.data.DataLoader({ ms.ones(2, 1), ms.ones(4, 1) }, { batch_size = 2, collate = collate,
+        pin_memory = true, device = "cpu", workers = workers })
+      local n = 0
+      for packed in loader:epoch() do
+        assert.is_true(packed:isa(rnn.PackedSequence))
+        assert.equal("6 1", shape(packed.data))
+        n = n + 1
+      end
+      loader:close()
+      assert.equal(1, n)
+    end
+  end)
+
+  it("is kept in files as its tensors, which make a packed sequence again", function()
+    local path = os.tmpname()
+    local p = rnn.pack_sequence({ ms.rand(1, 2), ms.rand(3, 2) }, { enforce_sorted = false })
+    ms.save(path, p)
+    local back = ms.load(path)
+    os.remove(path)
+    local gru = nn.GRU(2, 2)
+    assert.is_true(gru(p).data:equal(gru(back).data))
+  end)
+
   it("takes padded and packed sequences apart", function()
     local list = { ms.rand(2, 3), ms.rand(4, 3), ms.rand(1, 3) }
     for _, first in ipairs { true, false } do

@@ -3,6 +3,7 @@
 --- plain fields, numbers of tensors in strings.
 local ms = require "moonshard"
 local nn = ms.nn
+local message = require "spec.support.message"
 
 local function warnings(init)
   local Net = nn.Module:extend "Net"
@@ -43,6 +44,97 @@ describe("a field that parameters() does not see", function()
       self.w = ms.ones(2, { requires_grad = true })
       self.w = nn.Parameter(self.w)
     end))
+  end)
+end)
+
+describe("a for loop over what a model lists", function()
+  local model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+  it("visits the elements, as ipairs does", function()
+    for _, name in ipairs { "parameters", "buffers", "modules", "children" } do
+      local list, seen = model[name](model), {}
+      for x in list do seen[#seen + 1] = x end
+      assert.is_true(#list > 1 and #seen == #list, name)
+      for k, x in ipairs(list) do assert.is_true(rawequal(x, seen[k])) end
+      assert.are.equal(#list, #{ unpack(list) })
+    end
+    for _ in nn.Identity():parameters() do error "there is none" end
+  end)
+
+  it("may be left, nested and repeated, and elements may be equal", function()
+    local list, pairs_seen = model:parameters(), 0
+    for p in list do
+      if p then break end
+    end
+    for _ in list do
+      for _ in list do pairs_seen = pairs_seen + 1 end
+    end
+    assert.are.equal(#list * #list, pairs_seen)
+    list[#list + 1] = list[1]
+    local n = 0
+    for _ in list do n = n + 1 end
+    assert.are.equal(#list, n)
+  end)
+
+  it("is an error that says what to write for tensors, datasets and loaders", function()
+    local data = ms.data
+    local wanted = {
+      { function() for _ in ms.ones(2) do assert(false, "no error") end end, "for i = 1, t:size(1) do local row = t[i]" },
+      { function() for _ in nn.Parameter(ms.ones(2)) do assert(false, "no error") end end, "for i = 1, t:size(1) do local row = t[i]" },
+      { function() for _ in data.TensorDataset(ms.ones(2)) do assert(false, "no error") end end, "for i = 1, dataset:size() do" },
+      { function() for _ in data.DataLoader({ 1, 2 }, {}) do assert(false, "no error") end end, "for x, y in loader:epoch() do" },
+    }
+    for _, w in ipairs(wanted) do assert.matches(w[2], message(w[1]), 1, true) end
+  end)
+
+  it("prints what it visits", function()
+    assert.are.equal("(1): Linear(2 -> 3, bias)\n(2): BatchNorm1d(3, eps 1e-05, momentum 0.1, affine, running stats)\n"
+      .. "(3): Linear(3 -> 1, bias)", tostring(model:children()))
+    assert.are.equal("{}", tostring(nn.Identity():parameters()))
+  end)
+
+  it("leaves a list of parameters one that optimizers, scopes and copies take", function()
+    local list = model:parameters()
+    assert.are.equal("SGD(1 group, 6 parameters, lr 0.1)", tostring(ms.optim.SGD(list, { lr = 0.1 })))
+    local kept = ms.scope(function() return ms.scope(function() return model:buffers() end) end)
+    assert.is_false(kept[1]:is_released())
+    assert.are.equal(6, #ms.deepcopy(list))
+    assert.are.equal(4, #ms.grad(model(ms.ones(4, 2)):sum(), { list[1], list[2], list[5], list[6] }))
+  end)
+end)
+
+describe("nn.Sequential", function()
+  it("passes on what a child returns as Lua's calls do, and drops what the next child does not take", function()
+    local gru, linear, x = nn.GRU(3, 4), nn.Linear(4, 1), ms.randn(5, 2, 3)
+    local y, h = gru(x)
+    assert.is_true(linear(y):equal(nn.Sequential(gru, linear)(x)))
+    assert.is_true(linear(gru(x)):equal(nn.Sequential(gru, linear)(x)))
+    local again = nn.GRU(4, 4)
+    assert.is_true((again(y, h)):equal((nn.Sequential(gru, again)(x))))
+    assert.are.equal(2, select("#", nn.Sequential(nn.Identity(), gru)(x)))
+    local First = nn.Module:extend "First"                           -- for a second GRU that begins with zeros
+    function First:forward(out, _) return out end                    -- luacheck: ignore 212
+    assert.is_true((again(y)):equal((nn.Sequential(gru, First(), again)(x))))
+  end)
+end)
+
+describe("what load_state_dict returns", function()
+  it("prints as in PyTorch", function()
+    local model = nn.Linear(2, 1)
+    local sd = model:state_dict()
+    local missing, unexpected = model:load_state_dict(sd)
+    assert.are.equal("<All keys matched successfully> no unexpected keys", tostring(missing) .. " " .. tostring(unexpected))
+    sd.bias, sd.other, sd.more = nil, sd.bias, sd.bias
+    missing, unexpected = model:load_state_dict(sd, { strict = false })
+    assert.are.equal("missing keys: ['bias'] unexpected keys: ['more', 'other']",
+      tostring(missing) .. " " .. tostring(unexpected))
+    assert.are.same({ "bias" }, missing)
+    sd.other, sd.more = nil, nil
+    missing, unexpected = model:load_state_dict(sd, { strict = false })
+    assert.are.equal("missing keys: ['bias'] no unexpected keys", tostring(missing) .. " " .. tostring(unexpected))
+    sd.bias, sd.other = ms.ones(1), ms.ones(1)
+    missing, unexpected = model:load_state_dict(sd, { strict = false })
+    assert.are.equal("no missing keys unexpected keys: ['other']", tostring(missing) .. " " .. tostring(unexpected))
   end)
 end)
 

@@ -97,6 +97,38 @@ describe("a scope", function()
   end)
 end)
 
+describe("ms.keep", function()
+  it("takes all tensors of a table out of their scopes", function()
+    local model, kept, dropped = ms.nn.Linear(2, 1)
+    local distribution, packed, both
+    for step in ms.steps(2) do
+      if step == 1 then
+        dropped = ms.deepcopy(model:state_dict())
+        kept = ms.keep { weights = ms.deepcopy(model:state_dict()), list = { { ms.ones(1) } }, n = 3, name = "best" }
+        distribution = ms.keep(ms.distributions.Normal(ms.zeros(2), ms.ones(2)))
+        packed = ms.keep(ms.nn.utils.rnn.pack_sequence { ms.ones(2) })
+        both = ms.keep(ms.ones(2))
+      end
+    end
+    assert.is_true(dropped.weight:is_released())
+    assert.are.same({ false, false, false }, { kept.weights.weight:is_released(), kept.weights.bias:is_released(),
+      kept.list[1][1]:is_released() })
+    assert.are.same({ "best", 3 }, { kept.name, kept.n })
+    assert.are.same({ 0, 0 }, distribution.mean:tolist())
+    assert.are.same({ 1, 1 }, packed.data:tolist())
+    assert.are.same({ 1, 1 }, both:tolist())
+  end)
+
+  it("refuses what has no tensors to keep", function()
+    for text, wrong in pairs { ["a number (3)"] = 3, ["nil"] = false, ["a Linear"] = ms.nn.Linear(1, 1) } do
+      local ok, message = pcall(ms.keep, wrong or nil)
+      assert.is_false(ok)
+      assert.are.equal(("keep: argument 1 is %s, expected a tensor or a table of tensors"):format(text),
+        (message:gsub("^[^\n]-:%d+: ", "")))
+    end
+  end)
+end)
+
 describe("use after release", function()
   it("names a remedy and where the tensor was made", function()
     require("moonshard.tensor").record_sites(true)        -- other spec files may have used up the budget

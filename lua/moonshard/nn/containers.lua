@@ -138,7 +138,10 @@ local function forward_from(self, i, ...)
   return forward_from(self, i + 1, self[i](...))
 end
 
---- Calls its children in order, each with everything that the previous one returned.
+--- Calls its children in order, each with everything that the previous one returned, as `c(b(a(x)))` does in Lua; its
+--- results are all those of the last child. Values that a child's forward does not take are dropped: `nn.Linear` after
+--- `nn.GRU` gets the output, and the state is lost; a second `nn.GRU` gets the state of the first as its own. Where that
+--- is not meant, call the children in a forward of your own.
 ---@class Sequential: Module
 ---@field append fun(self, m: Module): Sequential  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): Sequential  inserts a module at position i

@@ -1,11 +1,14 @@
 -- SPDX-License-Identifier: MIT
 --- nn.utils.rnn: sequences of different lengths as one padded tensor, and packed for RNN, LSTM and GRU.
 ---
---- A packed sequence is a plain table, so that it passes through modules and scopes as any table of tensors does: the
---- rows of all sequences without padding, first those of step 1, the longest sequence first; and the number of rows of
---- each step. Packing and padding compute positions of rows on the CPU, from lengths, and move rows by index_select.
+--- A packed sequence has the rows of all sequences without padding, first those of step 1, the longest sequence first;
+--- and the number of rows of each step. It passes through modules, scopes and files as a plain table of tensors does
+--- (opts.printing); a table with its fields, such as ms.load returns, is a packed sequence, too. Packing and padding
+--- compute positions of rows on the CPU, from lengths, and move rows by index_select.
+local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local shape = require "moonshard.tensor.shape"
@@ -14,13 +17,20 @@ local tensor = require "moonshard.tensor"
 local a_tensor, is_tensor, raise = tensor.a_tensor, tensor.is_tensor, errors.raise
 local M = {}
 
+--- Sequences of different lengths without padding, made by pack_sequence and pack_padded_sequence; RNN, LSTM and GRU
+--- take one and return one. `x:isa(nn.utils.rnn.PackedSequence)` asks for it.
 ---@class PackedSequence
+---@overload fun(data: Tensor, batch_sizes: Tensor, sorted_indices?: Tensor, unsorted_indices?: Tensor): PackedSequence
+---   data: [rows, ...]; batch_sizes: int64 [T], on the CPU; sorted_indices: int64 [N]; unsorted_indices: int64 [N]
+---   (default: the inverse of sorted_indices)
 ---@field data Tensor  [rows, ...]: the rows of all sequences, step by step
 ---@field batch_sizes Tensor  int64 [T] on the CPU: the number of rows of each step
 ---@field sorted_indices Tensor?  int64 [N]: positions (from 0) of the sequences in the order of their lengths; nil if they came sorted
 ---@field unsorted_indices Tensor?  int64 [N]: the positions that restore the original order
+local PackedSequence = opts.printing(class.new "PackedSequence")
+M.PackedSequence = PackedSequence       -- a field of M, because data/packing.lua sends classes to workers by name
 
-local rnn = {}
+local rnn = { PackedSequence = PackedSequence }
 
 -- ---- packed sequences -------------------------------------------------------------------------------
 
@@ -39,25 +49,89 @@ function M.check(x, who)
   if x.data.ndim < 1 then raise("%s: data has shape [], expected [rows, ...]", who) end
 end
 
---- A packed sequence of the same lengths as x, with other data.
-function M.with_data(x, data)
-  return { data = data, batch_sizes = x.batch_sizes, sorted_indices = x.sorted_indices,
-    unsorted_indices = x.unsorted_indices }
+local function made(data, batch_sizes, sorted_indices, unsorted_indices)
+  return setmetatable({ data = data, batch_sizes = batch_sizes, sorted_indices = sorted_indices,
+    unsorted_indices = unsorted_indices }, PackedSequence)
 end
 
---- Makes a packed sequence of its parts.
----@param data Tensor  [rows, ...]
----@param batch_sizes Tensor  int64 [T], on the CPU
----@param sorted_indices? Tensor  int64 [N]
----@param unsorted_indices? Tensor  int64 [N] (default: the inverse of sorted_indices)
----@return PackedSequence
-function rnn.PackedSequence(data, batch_sizes, sorted_indices, unsorted_indices)
-  local x = { data = data, batch_sizes = batch_sizes, sorted_indices = sorted_indices,
-    unsorted_indices = unsorted_indices }
-  M.check(x, "PackedSequence")
-  if x.unsorted_indices == nil then x.unsorted_indices = rnn.invert_permutation(sorted_indices) end
-  return x
+--- A packed sequence of the same lengths as x, with other data.
+function M.with_data(x, data) return made(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices) end
+
+function PackedSequence:init(data, batch_sizes, sorted_indices, unsorted_indices)
+  self.data, self.batch_sizes, self.sorted_indices = data, batch_sizes, sorted_indices
+  self.unsorted_indices = unsorted_indices
+  M.check(self, "PackedSequence")
+  if unsorted_indices == nil then self.unsorted_indices = rnn.invert_permutation(sorted_indices) end
 end
+
+function PackedSequence:__tostring()
+  local sizes = self.batch_sizes
+  if self.data:is_released() or sizes:is_released() then return "PackedSequence(released)" end
+  local n, steps = sizes[1]:item(), sizes:numel()
+  return ("PackedSequence(%s of up to %s, data %s %s %s)"):format(errors.count(n, "sequence"),
+    errors.count(steps, "step"), self.data.dtype, tostring(self.data.shape), self.data.device)
+end
+
+--- The sequence with its data on another device or in another dtype, and its positions on that device; x itself if
+--- nothing changes. batch_sizes stays on the CPU.
+---@param ... any  as for Tensor:to
+---@return PackedSequence
+function PackedSequence:to(...)
+  local data = self.data:to(...)
+  local function there(t) return t and t:to(data.device) end
+  local sorted, unsorted = there(self.sorted_indices), there(self.unsorted_indices)
+  if data == self.data and sorted == self.sorted_indices and unsorted == self.unsorted_indices then return self end
+  return made(data, self.batch_sizes, sorted, unsorted)
+end
+
+--- The sequence on the CPU, as to("cpu").
+---@return PackedSequence
+function PackedSequence:cpu() return self:to "cpu" end
+--- The sequence on the current CUDA device, as to("cuda").
+---@return PackedSequence
+function PackedSequence:cuda() return self:to "cuda" end
+
+--- The sequence with data of dtype float32.
+---@return PackedSequence
+function PackedSequence:float() return self:to "float32" end
+--- The sequence with data of dtype float64.
+---@return PackedSequence
+function PackedSequence:double() return self:to "float64" end
+--- The sequence with data of dtype float16.
+---@return PackedSequence
+function PackedSequence:half() return self:to "float16" end
+--- The sequence with data of dtype bfloat16.
+---@return PackedSequence
+function PackedSequence:bfloat16() return self:to "bfloat16" end
+--- The sequence with data of dtype int64.
+---@return PackedSequence
+function PackedSequence:long() return self:to "int64" end
+--- The sequence with data of dtype int32.
+---@return PackedSequence
+function PackedSequence:int() return self:to "int32" end
+--- The sequence with data of dtype int16.
+---@return PackedSequence
+function PackedSequence:short() return self:to "int16" end
+--- The sequence with data of dtype int8.
+---@return PackedSequence
+function PackedSequence:char() return self:to "int8" end
+--- The sequence with data of dtype uint8.
+---@return PackedSequence
+function PackedSequence:byte() return self:to "uint8" end
+
+--- Pins the memory of its tensors for copies to a GPU (see Tensor:pin_memory). Errors: data on another device.
+---@return PackedSequence self
+function PackedSequence:pin_memory()
+  for _, t in pairs { self.data, self.batch_sizes, self.sorted_indices, self.unsorted_indices } do t:pin_memory() end
+  return self
+end
+
+--- Whether data is on the CPU in pinned memory.
+---@return boolean
+function PackedSequence:is_pinned() return self.data:is_pinned() end
+
+methods.guard(PackedSequence, "packed")
+methods.close(PackedSequence)
 
 --- The permutation that undoes another.
 ---@param permutation Tensor?  int64 [N], the numbers from 0 to N - 1
@@ -174,8 +248,8 @@ function rnn.pack_padded_sequence(input, lengths, given)
     for d = 3, input.ndim do sizes[#sizes + 1] = input:size(d) end
     sizes[1] = T * n
     local mask = present(lengths, T)
-    return { data = input:narrow(1, 1, T):reshape(sizes):index_select(1, positions(mask, input)),
-      batch_sizes = mask:sum(2), sorted_indices = order, unsorted_indices = inverse }
+    local rows = input:narrow(1, 1, T):reshape(sizes):index_select(1, positions(mask, input))
+    return made(rows, mask:sum(2), order, inverse)
   end)
 end
 

@@ -354,7 +354,7 @@ end
 --- here): load them with count_from = 0. Errors: different shapes; with strict, missing or unknown names.
 ---@param sd table<string, Tensor>  tensors by name
 ---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
----@return string[] missing
+---@return string[] missing  prints as "<All keys matched successfully>" if both lists are empty
 ---@return string[] unexpected
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
@@ -389,7 +389,7 @@ function Module._load(self, sd, o)
     end
   end)
   self:_after_loading(function(name) return sd[name] end, missing, unexpected, o.strict)
-  return missing, unexpected
+  return Module._printed_names(missing, unexpected)
 end
 
 opts.fix(Module, { "state_dict" })

@@ -138,6 +138,26 @@ function Module._edits_names(self)
   return found
 end
 
+local function listed(names, what)
+  if #names == 0 then return ("no %s keys"):format(what) end
+  return ("%s keys: ['%s']"):format(what, concat(names, "', '"))
+end
+
+-- The lists of names that load_state_dict returns print as its result does in PyTorch.
+local unexpected_of = setmetatable({}, { __mode = "k" })     -- the list of missing names -> the list of unexpected ones
+local MISSING = opts.printing { __tostring = function(missing)
+  if #missing == 0 and #unexpected_of[missing] == 0 then return "<All keys matched successfully>" end
+  return listed(missing, "missing")
+end }
+local UNEXPECTED = opts.printing { __tostring = function(unexpected) return listed(unexpected, "unexpected") end }
+
+--- Makes the lists of missing and unexpected names ones that show what is in them when they are printed.
+---@return string[] missing, string[] unexpected
+function Module._printed_names(missing, unexpected)
+  unexpected_of[missing] = unexpected
+  return setmetatable(missing, MISSING), setmetatable(unexpected, UNEXPECTED)
+end
+
 --- What is wrong with the names of a state dict that is loaded with strict: lines of an error message.
 function Module._name_faults(missing, unexpected)
   local faults = {}

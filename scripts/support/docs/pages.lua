@@ -111,7 +111,7 @@ return {
       section("Context of a Function", "Context:", context),
       section("Captured steps", "ms.", ms, "capture"),
       section("", "CapturedStep:", captured),
-      section("Scopes", "ms.", ms, "scope steps"),
+      section("Scopes", "ms.", ms, "scope steps keep"),
       section("Random numbers", "ms.", ms, "randperm manual_seed seed initial_seed get_rng_state set_rng_state"),
       section("Files", "ms.", ms, "save load"),
       section("Memory, threads, time", "ms.", ms, [[memory_stats reset_peak_memory_stats empty_cache
@@ -245,6 +245,7 @@ return {
       section("", "nn.utils.prune.", nn.utils.prune),
       section("", "nn.utils.stateless.", nn.utils.stateless),
       section("", "nn.utils.rnn.", nn.utils.rnn),
+      section("Methods of PackedSequence", "PackedSequence:", nn.utils.rnn.PackedSequence),
     },
   },
   {
