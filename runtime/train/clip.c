@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// train/clip.c -- the norm of all gradients over all ranks, and clipping by it; unscaling, with a search for numbers
-// that are not finite.
+// train/clip.c -- the norm of all gradients over all ranks, and clipping by it.
 //
 // For a sharded parameter, each rank computes the norm of its local part of the gradient, and the results are combined
 // over the ranks of the parameter's group. A gradient that every rank holds whole counts once. Sums are in double over
@@ -17,14 +16,10 @@
 #include "shard/script.h"
 #include "shard/unit.h"
 #include "train/clip.h"
+#include "train/parts.h"
 
-enum { BLOCK = 1 << 14, GROUPS = 16 };
+enum { GROUPS = 16 };
 
-typedef struct {
-    int n;
-    ms_norm_part *parts;
-    double p, factor, *partial;  // partial: a result per block
-} part_list;
 // The gradients of a call: first those on the CPU, then those on each GPU in turn.
 typedef struct {
     int n, n_cpu, n_groups, dtype;  // dtype: of the norm
@@ -35,99 +30,6 @@ typedef struct {
     ms_norm_job jobs[MS_CUDA_DEVICES];
     const ms_norm_part *there;  // a copy of `parts` in the memory of the GPU (ms_norm_job); NULL: none
 } gradients;
-
-// The sum of |g|^p over one block; for an infinite p, the maximum of |g|. Always adds in 16 lanes, so that the bits do
-// not depend on the instruction set.
-#define NORM_BODY(LOAD)                                                      \
-    double lane[16] = { 0 };                                                 \
-    int64_t k = 0;                                                           \
-    if (p == 2) {                                                            \
-        for (; k + 16 <= n; k += 16)                                         \
-            for (int l = 0; l < 16; l++) {                                   \
-                double x = (double)LOAD(g[k + l]);                           \
-                lane[l] += x * x;                                            \
-            }                                                                \
-        for (; k < n; k++) {                                                 \
-            double x = (double)LOAD(g[k]);                                   \
-            lane[k % 16] += x * x;                                           \
-        }                                                                    \
-    } else if (p == 1) {                                                     \
-        for (; k < n; k++) lane[k % 16] += fabs((double)LOAD(g[k]));         \
-    } else if (isinf(p)) {                                                   \
-        for (; k < n; k++) {                                                 \
-            double x = fabs((double)LOAD(g[k]));                             \
-            lane[0] = x > lane[0] || x != x ? x : lane[0];                   \
-        }                                                                    \
-        return lane[0];                                                      \
-    } else {                                                                 \
-        for (; k < n; k++) lane[k % 16] += pow(fabs((double)LOAD(g[k])), p); \
-    }                                                                        \
-    double sum = 0;                                                          \
-    for (int l = 0; l < 16; l++) sum += lane[l];                             \
-    return sum;
-
-#define SAME(x) (x)
-static MS_KERNEL double norm_f32(const float *g, int64_t n, double p) { NORM_BODY(SAME) }
-static MS_KERNEL double norm_f64(const double *g, int64_t n, double p) { NORM_BODY(SAME) }
-static MS_KERNEL double norm_f16(const ms_f16 *g, int64_t n, double p) { NORM_BODY(ms_f16_to_float) }
-static MS_KERNEL double norm_bf16(const ms_bf16 *g, int64_t n, double p) { NORM_BODY(ms_bf16_to_float) }
-
-#define SCALE_BODY(LOAD, STORE) \
-    for (int64_t k = 0; k < n; k++) g[k] = STORE(LOAD(g[k]) * f);
-static MS_KERNEL void scale_f32(float *g, int64_t n, float f) { SCALE_BODY(SAME, SAME) }
-static MS_KERNEL void scale_f64(double *g, int64_t n, double f) { SCALE_BODY(SAME, SAME) }
-static MS_KERNEL void scale_f16(ms_f16 *g, int64_t n, float f) { SCALE_BODY(ms_f16_to_float, ms_float_to_f16) }
-static MS_KERNEL void scale_bf16(ms_bf16 *g, int64_t n, float f) { SCALE_BODY(ms_bf16_to_float, ms_float_to_bf16) }
-
-// The part that contains block b (the last part that begins at or before it), and the block's elements in that part.
-static const ms_norm_part *part_of(const part_list *list, int64_t b, int64_t *from, int64_t *n)
-{
-    int low = 0, high = list->n - 1;
-    while (low < high) {
-        int mid = (low + high + 1) / 2;
-        if (list->parts[mid].block <= b) low = mid;
-        else high = mid - 1;
-    }
-    const ms_norm_part *t = &list->parts[low];
-    *from = (b - t->block) * BLOCK;
-    *n = t->numel - *from < BLOCK ? t->numel - *from : BLOCK;
-    return t;
-}
-
-static void measure(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    (void)block;
-    const part_list *list = arg;
-    double p = list->p, *out = list->partial;
-    for (int64_t b = first; b < last; b++) {
-        int64_t from, n;
-        const ms_norm_part *t = part_of(list, b, &from, &n);
-        MS_CASE_FLOAT(t->dtype, out[b] = norm_f32((const float *)t->g + from, n, p),
-                      out[b] = norm_f64((const double *)t->g + from, n, p),
-                      out[b] = norm_f16((const ms_f16 *)t->g + from, n, p),
-                      out[b] = norm_bf16((const ms_bf16 *)t->g + from, n, p))
-    }
-}
-
-static void scale(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    (void)block;
-    const part_list *list = arg;
-    double f = list->factor;
-    for (int64_t b = first; b < last; b++) {
-        int64_t from, n;
-        const ms_norm_part *t = part_of(list, b, &from, &n);
-        MS_CASE_FLOAT(t->dtype, scale_f32((float *)t->g + from, n, (float)f), scale_f64((double *)t->g + from, n, f),
-                      scale_f16((ms_f16 *)t->g + from, n, (float)f), scale_bf16((ms_bf16 *)t->g + from, n, (float)f))
-    }
-}
-
-// Runs fn over all blocks of the list; a few blocks run on the calling thread.
-static void over_blocks(part_list *list, int64_t blocks, ms_range_fn fn)
-{
-    if (blocks <= 2) fn(list, 0, blocks, 0);
-    else ms__parallel_tasks(blocks, fn, list);
-}
 
 // Adds x to *sum, or computes their maximum; NaN propagates.
 static void fold(double *sum, double x, bool maximum)
@@ -255,7 +157,7 @@ static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
 
 struct ms_clip {
     gradients s;
-    part_list list;  // the gradients on the CPU
+    ms_part_list list;  // the gradients on the CPU
     int64_t blocks;
     double max_norm, total;
     ms_tensor *norm;  // the result: on the gradients' device if they share one, else on the CPU
@@ -296,7 +198,7 @@ static ms_status clip_begin(ms_clip *c, int n, const ms_id *leaves)
     MS_TRY(collect(s, n, leaves));
     for (int k = 0; k < s->n_cpu; k++) {
         s->parts[k].block = c->blocks;
-        c->blocks += (s->parts[k].numel + BLOCK - 1) / BLOCK;
+        c->blocks += (s->parts[k].numel + MS_PART_BLOCK - 1) / MS_PART_BLOCK;
     }
     c->list.n = s->n_cpu;
     c->list.parts = s->parts;
@@ -328,7 +230,7 @@ ms_status ms__clip_measure(ms_clip *c)
     double p = c->list.p, *own = c->list.partial;
     bool maximum = isinf(p);
     MS_TRY(ms__names_reserve(1, "clip_grad_norm_"));  // for ms__clip_result
-    if (c->blocks > 0) over_blocks(&c->list, c->blocks, measure);
+    if (c->blocks > 0) ms__parts_run(&c->list, c->blocks, ms__parts_measure);
     MS_TRY(measure_there(s, p));
     c->there = ms__is_cuda(ms__device(c->norm));
     c->alone = true;
@@ -404,7 +306,7 @@ static ms_status clip_all(ms_clip *c)
     c->list.factor = 1;
     memset(c->s.sums, 0, sizeof c->s.sums);
     MS_TRY(ms__clip_measure(c));
-    if (c->list.factor != 1 && c->blocks > 0) over_blocks(&c->list, c->blocks, scale);
+    if (c->list.factor != 1 && c->blocks > 0) ms__parts_run(&c->list, c->blocks, ms__parts_scale);
     MS_TRY(clip_on_gpus(c, c->max_norm));
     store_norm(c);
     return MS_OK;
@@ -486,126 +388,4 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     if (st == MS_OK) return ms__name(norm);
     ms__release(norm);
     return 0;
-}
-
-// ---- unscaling ----
-
-// Checks the gradients, and lists those that are not empty.
-static ms_status list_gradients(part_list *list, int n, const ms_id *gradients, int device)
-{
-    for (int k = 0; k < n; k++) {
-        ms_tensor *g = ms__tensor(gradients[k]);
-        if (!g) return ms__failure();
-        if (g->dtype > MS_BF16 || ms__device(g) != device || !ms__is_contiguous(g))
-            return ms__fail(
-                MS_EINVAL,
-                "unscale_: gradient %d is %s, expected a contiguous floating-point tensor on the scale's device", k + 1,
-                ms__tensor_text(g));
-        g->version->count++;
-        if (g->numel == 0) continue;
-        MS_TRY(ms__storage_sync(g->storage, true));
-        list->parts[list->n] =
-            (ms_norm_part) { .g = ms__data(g), .dtype = g->dtype, .owner = list->n, .numel = g->numel };
-        list->n++;
-    }
-    return MS_OK;
-}
-
-static ms_status unscale_here(part_list *list, float inverse, float *found, bool stop)
-{
-    int64_t blocks = 0;
-    for (int k = 0; k < list->n; k++) {
-        list->parts[k].block = blocks;
-        blocks += (list->parts[k].numel + BLOCK - 1) / BLOCK;
-    }
-    list->partial = calloc((size_t)blocks, sizeof *list->partial);
-    if (!list->partial)
-        return ms__no_memory((size_t)blocks * sizeof(double), "unscale_", "%lld partial results", (long long)blocks);
-    over_blocks(list, blocks, measure);
-    for (int64_t b = 0; b < blocks; b++) {
-        if (isfinite(list->partial[b])) continue;
-        *found = 1;
-        if (!stop) break;
-        int64_t from, length;
-        const ms_norm_part *bad = part_of(list, b, &from, &length);
-        list->n = (int)(bad - list->parts);
-        blocks = bad->block;
-    }
-    list->factor = inverse;
-    if (blocks > 0) over_blocks(list, blocks, scale);
-    free(list->partial);
-    return MS_OK;
-}
-
-// A call of unscale_, which a captured step repeats.
-typedef struct {
-    part_list list;
-    ms_tensor *factor, *flag;
-    bool stop;
-} unscale_work;
-
-static ms_status unscale(const unscale_work *w)
-{
-    part_list list = w->list;
-    int device = ms__device(w->factor);
-    const float *inverse = ms__data(w->factor);
-    float *found = ms__data(w->flag);
-    if (list.n == 0) return MS_OK;
-    if (!ms__is_cuda(device)) return unscale_here(&list, *inverse, found, w->stop);
-    ms_norm_job job = { .n = list.n, .owners = w->stop ? list.n : 1, .p = INFINITY };
-    ms__note_queued(device, "unscale_");
-    ms_status st = ms__cuda()->gradients.unscale(ms__index(device), &job, list.parts, inverse, found, w->stop);
-    ms__free(job.room);
-    return st;
-}
-
-static ms_status repeat_unscale(void *arg, ms_captured *c)
-{
-    (void)c;
-    MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
-    return unscale(arg);
-}
-
-static void drop_unscale(void *arg) { free(((unscale_work *)arg)->list.parts); }
-
-// Unscales, and adds the call to the step that is being recorded, if any, which then owns the list.
-static ms_status unscale_or_capture(unscale_work *w, int n, const ms_id *gradients)
-{
-    ms_captured *c = ms__capture_suspend();
-    ms_status st = unscale(w);
-    ms__capture_resume(c);
-    unscale_work *kept = c && st == MS_OK ? ms__capture_work(c, repeat_unscale, drop_unscale, sizeof *kept) : NULL;
-    if (!kept) return st;
-    for (int k = 0; k < n; k++) (void)ms__capture_tensor(c, ms__tensor(gradients[k]));
-    *kept = *w;
-    kept->factor = ms__capture_tensor(c, w->factor);
-    kept->flag = ms__capture_tensor(c, w->flag);
-    w->list.parts = NULL;
-    return MS_OK;
-}
-
-ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_id found, int32_t stop)
-{
-    MS_BUSY;
-    MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
-    unscale_work w = { .factor = ms__tensor(inverse), .flag = ms__tensor(found), .stop = stop != 0 };
-    const ms_tensor *factor = w.factor, *flag = w.flag;
-    if (!factor || !flag) return ms__failure();
-    int device = ms__device(factor);
-    if (factor->dtype != MS_F32 || factor->numel != 1 || flag->dtype != MS_F32 || flag->numel != 1 ||
-        ms__device(flag) != device)
-        return ms__fail(MS_EINVAL,
-                        "unscale_: the inverse scale is %s and found_inf %s, expected float32 tensors of one "
-                        "element on one device",
-                        ms__tensor_text(factor), ms__tensor_text(flag));
-    size_t bytes = (size_t)(n > 0 ? n : 1) * sizeof(ms_norm_part);
-    w.list = (part_list) { .p = INFINITY, .parts = malloc(bytes) };
-    if (!w.list.parts) return ms__no_memory(bytes, "unscale_", "the list of %d gradients", n);
-    ms_status st = list_gradients(&w.list, n, gradients, device);
-    if (st == MS_OK) st = ms__storage_sync(factor->storage, false);
-    if (st == MS_OK) st = ms__storage_sync(flag->storage, true);
-    if (st == MS_OK) st = unscale_or_capture(&w, n, gradients);
-    flag->version->count++;
-    free(w.list.parts);
-    return st;
 }
