@@ -957,7 +957,7 @@ MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts
 //  repeat   runs the step: copies in[] to the step's arguments; out[] are copies of its results
 //  free     frees the step and its memory; also ends a recording
 // The options and step counts that the recorded step passed to ms_optim_step must stay valid: repetitions read the
-// options again, and increment the counts.
+// options again, and increment the counts (see ms_capture_tally).
 typedef struct ms_captured ms_captured;
 MS_API ms_captured *ms_capture_begin(int n, const ms_id *in, ms_id *own);
 MS_API ms_status ms_capture_results(ms_captured *c, int n, const ms_id *results, ms_id *out);
@@ -984,6 +984,14 @@ typedef struct ms_scale_rule {
 MS_API ms_status ms_capture_unless(int n, const ms_id *found, double *sum);
 MS_API ms_status ms_capture_unless_end(void);
 MS_API ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule *rule);
+// Where flags, scale and gradients are on one GPU, it decides in repetitions, and only it knows the counts: steps of
+// leaves (ms_optim_group) and growth_tracker. tally: what counts the numbers at `counts`, a block of `bytes` bytes;
+// NULL if they are always up to date. read: brings the numbers up to date, for which it waits; the script may then
+// change them. The numbers must stay valid until the step and the tally are no longer used.
+typedef struct ms_tally ms_tally;
+MS_API ms_tally *ms_capture_tally(const ms_captured *c, const void *counts, double bytes);
+MS_API ms_status ms_tally_read(ms_tally *tally);
+MS_API void ms_tally_free(ms_tally *tally);
 
 // ---- profiler ---------------------------------------------------------------------------------
 

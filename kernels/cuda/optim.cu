@@ -442,6 +442,59 @@ ms_status ms__cuda_adapt(int index, float *scale, const float *found, double bad
     return launch("update", index, adapt_kernel, 1, 1, scale, found, bad, good);
 }
 
+// Makes a tally's counts visible to the host.
+static __device__ inline void publish(const ms_tally_place &t, uint32_t value)
+{
+    uint32_t done = t.there->done + 1;
+    *t.there = { done, value };
+    uint64_t both = done | (uint64_t)value << 32;  // ms_tally_counts: the machines of GPUs store the low word first
+#ifdef MS_EMULATED
+    __atomic_store_n(t.host, both, __ATOMIC_RELEASE);
+#else
+    *(volatile uint64_t *)t.host = both;
+#endif
+}
+
+// One block. A number of steps outside of the sets would be an error of the engine; it must not read elsewhere.
+__global__ void choose_kernel(ms_optim_choice c)
+{
+    constexpr int FACTORS = MS_OPTIM_FACTORS + 1;
+    uint32_t made = c.tally.there->value;
+    int64_t at = (int32_t)(made - c.sets->base), depth = c.sets->depth;
+    at = at < 0 ? 0 : at < depth ? at : depth - 1;
+    for (int k = threadIdx.x; depth > 0 && k < c.n * FACTORS; k += BLOCK) {
+        int job = k / FACTORS, f = k % FACTORS;
+        c.jobs[job].factors[f] = c.factors[(c.group[job] * depth + at) * FACTORS + f];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) publish(c.tally, made + (*c.skip == 0));
+}
+
+ms_status ms__cuda_choose(int index, const ms_optim_choice *c)
+{
+    return launch_blocks("optimizer", index, choose_kernel, 1, BLOCK, *c);
+}
+
+__global__ void adapt_by_kernel(ms_scale_change c)
+{
+    const ms_scale_rule &r = *c.rule;
+    double good = r.growth_tracker == r.growth_tracker ? r.growth_tracker : *c.tracker, now = *c.scale, sum = 0;
+    for (int k = 0; k < c.n; k++) sum += *c.found[k];
+    if (sum != 0) {
+        good = 0;
+        *c.scale = (float)(now * r.backoff_factor);
+    } else if (++good == r.growth_interval) {
+        good = 0;
+        if (now * r.growth_factor <= FLT_MAX) *c.scale = (float)(now * r.growth_factor);
+    }
+    *c.tracker = good;
+}
+
+ms_status ms__cuda_adapt_by(int index, const ms_scale_change *c)
+{
+    return launch("update", index, adapt_by_kernel, 1, 1, *c);
+}
+
 // ---- sums computed by the transport's library (NCCL) ----
 
 // Half types are converted to float32 before the sum, unless the script lets the library add them as they are; the

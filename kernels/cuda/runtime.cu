@@ -436,6 +436,8 @@ ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, do
 ms_status ms__cuda_unscale(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found,
                            bool stop);
 ms_status ms__cuda_adapt(int index, float *scale, const float *found, double bad, double good);
+ms_status ms__cuda_choose(int index, const ms_optim_choice *c);
+ms_status ms__cuda_adapt_by(int index, const ms_scale_change *c);
 ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
 
 ms_status ms__cuda_alloc(int index, size_t bytes, void **out);
@@ -512,6 +514,8 @@ static ms_cuda_table table()
     t.gradients.clip = ms__cuda_clip;
     t.gradients.unscale = ms__cuda_unscale;
     t.gradients.adapt = ms__cuda_adapt;
+    t.gradients.choose = ms__cuda_choose;
+    t.gradients.adapt_by = ms__cuda_adapt_by;
     t.ranks.event_new = event_new;
     t.ranks.event_open = event_open;
     t.ranks.event_record = event_record;

@@ -119,13 +119,33 @@ ms_captured_work *ms__capture_mark(ms_captured *c)
 
 void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark) { c->next = mark; }
 
-void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
+void ms__capture_fixed_at(ms_captured *c, ms_captured_work *w, int device, const ms_fixed *how)
 {
-    fixed *f = c->last && ms__is_cuda(device) ? take(c, sizeof *f) : NULL;
+    fixed *f = w && ms__is_cuda(device) ? take(c, sizeof *f) : NULL;
     if (!f) return;
     f->index = ms__index(device);
     if (how) f->how = *how;
-    c->last->fixed = f;
+    w->fixed = f;
+}
+
+void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
+{
+    ms__capture_fixed_at(c, c->last, device, how);
+}
+
+ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed *how)
+{
+    ms_block *there = NULL;
+    void *here = calloc(1, how->bytes);
+    if (!here) return ms__no_memory(how->bytes, "captured step", "the numbers of a piece of work");
+    ms_status st = ms__alloc(&there, device, how->bytes, "captured step");
+    if (st == MS_OK) st = how->advance(arg, c, here);
+    if (st == MS_OK)
+        st = ms__cuda()->copy(ms__index(device), MS_STREAM_COMPUTE, there->data, here, how->bytes, MS_TO_DEVICE);
+    if (st == MS_OK) st = how->queue(arg, c, there->data);
+    ms__free(there);
+    free(here);
+    return st;
 }
 
 // ---- events -------------------------------------------------------------------------------------
@@ -282,7 +302,7 @@ static ms_status launch_graph(ms_captured *c, const ms_captured_work *w)
     const graph *g = w->fixed->graph;
     int index = w->fixed->index;
     for (ms_captured_work *k = g->first; k; k = k->fixed->later)
-        k->fixed->how.advance(k->arg, c, g->here + k->fixed->at);
+        MS_TRY(k->fixed->how.advance(k->arg, c, g->here + k->fixed->at));
     if (g->bytes) MS_TRY(t->copy(index, MS_STREAM_COMPUTE, g->there->data, g->here, g->bytes, MS_TO_DEVICE));
     return t->graphs.launch(index, g->graph);
 }

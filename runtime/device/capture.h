@@ -4,7 +4,7 @@
 //
 // A captured step is a list of pieces of work, each a function and an argument block whose pointers are final. The
 // files that do the work also record it: ops/captured.c calls of operators, fills and copies; comm/captured.c
-// collectives; train/optim.c, train/clip.c and train/scaler.c their work. autograd/captured.c notes what the step did
+// collectives; train/pass.c, clip.c, unscale.c and scaler.c their work. autograd/captured.c notes what the step did
 // to the grads of leaves, and train/captured.c has the public functions.
 //
 // Memory that is allocated during the recording is pinned (ms_pins in pool.h): nothing else gets it before the step is
@@ -37,7 +37,7 @@ typedef struct ms_fixed {
     ms_status (*queue)(void *arg, ms_captured *c, void *there);
     // Before each launch of the graph: writes the numbers to `here`, and does what a repetition of the work does on the
     // host. The pieces of a graph advance in their order. NULL: nothing changes.
-    void (*advance)(void *arg, ms_captured *c, void *here);
+    ms_status (*advance)(void *arg, ms_captured *c, void *here);
     size_t bytes;
 } ms_fixed;
 
@@ -56,15 +56,15 @@ struct ms_captured {
     int n_events, cap_events;
     // The random generator when the recording began, and when the current repetition began.
     uint64_t seed, offset, seed_now, offset_now;
-    uint64_t draws;          // how many offsets of the random generator the step uses
-    uint64_t first_node;     // nodes of the tape with a lower sequence number are older than the step
-    bool sends;              // the step has collectives of several ranks
-    void *unless;            // train/scaler.c: the work that may skip what is being recorded; NULL: none
-    bool left;               // ms_capture_leave was called: the recording is discarded
-    ms_captured_work *next;  // in a repetition, the work that follows the current one
-    struct ms_seen *seen;    // ops/captured.c: the tensors and storages that the work uses
-    struct ms_noted *noted;  // autograd/captured.c: the leaves whose grads the step uses or sets
-    struct ms_ends *ends;    // train/captured.c: the step's inputs and results
+    uint64_t draws;              // how many offsets of the random generator the step uses
+    uint64_t first_node;         // nodes of the tape with a lower sequence number are older than the step
+    bool sends;                  // the step has collectives of several ranks
+    struct ms_choices *choices;  // train/scaler.c: optimizer passes, and what gradient scalers decide; NULL: none
+    bool left;                   // ms_capture_leave was called: the recording is discarded
+    ms_captured_work *next;      // in a repetition, the work that follows the current one
+    struct ms_seen *seen;        // ops/captured.c: the tensors and storages that the work uses
+    struct ms_noted *noted;      // autograd/captured.c: the leaves whose grads the step uses or sets
+    struct ms_ends *ends;        // train/captured.c: the step's inputs and results
 };
 
 extern ms_captured *ms__capturing;  // the step to which work that begins now belongs; NULL: none
@@ -83,6 +83,10 @@ void ms__capture_no_memory(ms_captured *c);
 // States that the work that was added last only queues the same launches on the compute stream of a GPU in every
 // repetition, with the same arguments, apart from what `how` does (NULL: nothing).
 void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how);
+// The same for any piece of work, w, before the first repetition. Replaces what was stated about it earlier.
+void ms__capture_fixed_at(ms_captured *c, ms_captured_work *w, int device, const ms_fixed *how);
+// For the repeat function of fixed work with numbers: does once, without a graph, what a launch of a graph does.
+ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed *how);
 // Adds a piece of work that does nothing, and returns it. NULL: no memory.
 ms_captured_work *ms__capture_mark(ms_captured *c);
 // In a repetition, called by a piece of work: the work between it and the mark is not repeated.

@@ -96,24 +96,29 @@ ms_status ms__cuda_need(int device, const char *what)
     return MS_LIKELY(table && index < devices) ? MS_OK : need(index, what);
 }
 
-// Waits until the GPU has run what is queued in the stream now. Polls: the stream may wait for a peer's GPU, which may
-// never finish (comm/gpu_wait.c).
-static ms_status poll(int index, int stream)
+// Polls: the event's stream may wait for a peer's GPU, which may never finish (comm/gpu_wait.c).
+ms_status ms__cuda_await(void *event)
 {
     enum { US = 1000 };
-    void *end;
     int reached;
-    ms_status st = table->record(index, stream, &end);
-    if (st != MS_OK) return st;
+    ms_status st = MS_OK;
     int64_t since = ms__now_ns();
-    while ((reached = table->done(end)) == 0 && st == MS_OK) {
+    while ((reached = table->done(event)) == 0 && st == MS_OK) {
         int64_t waited = ms__now_ns() - since;
         if (waited < 50 * US) sched_yield();
         else ms__nap(waited < 2000 * US ? 10 * US : 100 * US);
         st = ms__check_interrupt();
         if (st == MS_OK) st = ms__stream_observer.check();
     }
-    if (reached < 0 && st == MS_OK) st = ms__failure();
+    return reached < 0 && st == MS_OK ? ms__failure() : st;
+}
+
+// Waits until the GPU has run what is queued in the stream now.
+static ms_status poll(int index, int stream)
+{
+    void *end;
+    MS_TRY(table->record(index, stream, &end));
+    ms_status st = ms__cuda_await(end);
     table->drop(end);
     return st;
 }

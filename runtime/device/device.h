@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { MS_CUDA_TABLE_VERSION = 6, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
+enum { MS_CUDA_TABLE_VERSION = 7, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
 #define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
@@ -50,7 +50,7 @@ typedef struct ms_optim_pass {
     int64_t blocks, block;
 } ms_optim_pass;
 
-// ms_norm_part: one gradient of clip_grad_norm_ or unscale_ (train/clip.c). ms_norm_job: the norms of the gradients on
+// ms_norm_part: one gradient of clip_grad_norm_ or unscale_ (train/). ms_norm_job: the norms of the gradients on
 // one device.
 typedef struct ms_norm_part {
     void *g;
@@ -77,6 +77,43 @@ typedef struct ms_cuda_step {
     void *norm;         // gets the norm before clipping, a scalar of this dtype on the device
     const float *skip;  // on the device: if it is not 0, the step changes nothing; NULL: the step is made
 } ms_cuda_step;
+
+// What a GPU counts in captured steps with a gradient scaler (train/tally.c): `done` decisions, of which `value` were
+// to step. The kernel that counts copies both to `host`, pinned memory, in one store.
+typedef struct ms_tally_counts {
+    uint32_t done, value;
+} ms_tally_counts;
+typedef struct ms_tally_place {
+    ms_tally_counts *there;
+    uint64_t *host;  // an ms_tally_counts
+} ms_tally_place;
+
+// The choice of the factors of n jobs by the number of steps that a GPU has made. All pointers refer to its memory.
+// Each job has a group; `factors` has for each group sets->depth sets of MS_OPTIM_FACTORS + 1 factors: one for the case
+// that no step was made since the count was sets->base, one for the case that one was made, and so on. With depth 0 the
+// jobs have their factors already.
+typedef struct ms_optim_sets {
+    uint32_t base;
+    int32_t depth;
+} ms_optim_sets;
+typedef struct ms_optim_choice {
+    int n;
+    ms_optim_job *jobs;
+    const ms_optim_sets *sets;
+    const double *factors;
+    const int32_t *group;
+    const float *skip;  // if it is not 0, the step that follows is not made
+    ms_tally_place tally;
+} ms_optim_choice;
+
+// A change of a gradient scaler's scale by the flags of all its optimizers. All pointers refer to the GPU's memory.
+typedef struct ms_scale_change {
+    int n;
+    const float *found[MS_CUDA_DEVICES + 1];
+    float *scale;
+    const ms_scale_rule *rule;  // its growth_tracker replaces *tracker, unless it is NaN
+    double *tracker;
+} ms_scale_change;
 
 // dst[i] = src[i] / divisor * scale, with one rounding to dst's dtype. The dtypes are floating-point: equal, or one of
 // them float32. dst may be src.
@@ -132,6 +169,10 @@ typedef struct {
     ms_status (*unscale)(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found, bool stop);
     // Multiplies *scale by `bad` if *found is above 0, otherwise by `good` unless the product overflows float32.
     ms_status (*adapt)(int index, float *scale, const float *found, double bad, double good);
+    // For captured steps. choose: copies each job's factors to the job, and counts the step that follows unless it is
+    // skipped. adapt_by: changes the scale and its count of steps without infinities by PyTorch's rule.
+    ms_status (*choose)(int index, const ms_optim_choice *c);
+    ms_status (*adapt_by)(int index, const ms_scale_change *c);
 } ms_cuda_gradients;
 
 // The part of the table (ms_cuda_table) for collectives: events and memory that processes share, copies, reductions,
@@ -234,6 +275,8 @@ extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
 // Waits for all streams of a GPU, without retiring records (device/stream.h). Fails where a peer's GPU keeps this one
 // from ending its work (comm/gpu_wait.c).
 ms_status ms__cuda_settle(int index);
+// Waits for an event in the same way.
+ms_status ms__cuda_await(void *event);
 
 // Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);

@@ -255,7 +255,7 @@ static bool add_prepared(ms_captured *c, ms_call *call)
 }
 
 // Sets the call's seed and offset for this repetition, and increments the version of w->written.
-static void advance_call(void *arg, ms_captured *c, void *here)
+static ms_status advance_call(void *arg, ms_captured *c, void *here)
 {
     call_work *w = arg;
     uint64_t *rng = w->call.saved_rng;
@@ -269,13 +269,14 @@ static void advance_call(void *arg, ms_captured *c, void *here)
         if (here) memcpy(here, rng, sizeof w->call.saved_rng);
     }
     if (w->written) w->written->version->count++;
+    return MS_OK;
 }
 
 static ms_status repeat_call(void *arg, ms_captured *c)
 {
     call_work *w = arg;
     MS_RANGE(MS_RANGE_OP, w->call.op->name, NULL);
-    advance_call(w, c, NULL);
+    (void)advance_call(w, c, NULL);
     if (MS_UNLIKELY(w->gpu != MS_CPU)) ms__note_call(w->gpu, &w->call);
     ms_status st = w->run(&w->call);
     return MS_LIKELY(st == MS_OK) ? MS_OK : ms__call_failed(&w->call, st);

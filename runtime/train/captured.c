@@ -6,6 +6,7 @@
 #include "comm/error.h"
 #include "ops/captured.h"
 #include "ops/queued.h"
+#include "train/scaler.h"
 
 struct ms_ends {
     int n_in, n_out;
@@ -33,6 +34,7 @@ static void forget(ms_captured *c)
     free(c->ends);
     ms__captured_grads_forget(c);
     ms__captured_forget(c);
+    ms__choices_forget(c);
     ms__captured_drop(c);
 }
 
@@ -120,6 +122,7 @@ ms_status ms_capture_end(ms_captured *c)
                                  left, left > 1 ? "s" : "", left > 1 ? "are" : "is", left > 1 ? "them" : "it");
     ms__recording = NULL;
     (void)ms__capture_suspend();
+    if (st == MS_OK && !c->refusal) st = ms__choices_end(c);
     if (st == MS_OK && c->refusal) st = ms__fail(MS_ESTATE, "%s", c->refusal);
     return st;
 }

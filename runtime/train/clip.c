@@ -335,11 +335,12 @@ static ms_status queue_clip(void *arg, ms_captured *c, void *there)
     return st;
 }
 
-static void advance_clip(void *arg, ms_captured *c, void *here)
+static ms_status advance_clip(void *arg, ms_captured *c, void *here)
 {
     const gradients *s = &(*(ms_clip **)arg)->s;
     (void)c;
     memcpy(here, s->parts, (size_t)s->n * sizeof *s->parts);
+    return MS_OK;
 }
 
 static void drop_clip(void *arg)

@@ -20,6 +20,8 @@
 #include "shard/script.h"
 #include "train/clip.h"
 #include "train/flag.h"
+#include "train/optim.h"
+#include "train/scaler.h"
 
 enum { BLOCK = 1 << 14, PIECE = 1 << 10 };
 
@@ -157,30 +159,15 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
     set_tiny(mode);
 }
 
-typedef struct {
-    ms_tensor *leaf;
-    double *steps;  // number of steps that the leaf has taken
-    const ms_optim_options *options;
-    int job;  // index of the leaf's job; -1: the leaf has no elements
-    ms_tensor *state[MS_OPTIM_STATES];
-} stepped;
-
-// The factors that were computed last: they serve the next leaf, too, if it has the same options and number of steps,
-// as most leaves of a group have.
-typedef struct {
-    const ms_optim_options *options;
-    double steps, values[MS_OPTIM_FACTORS + 1];
-} factors;
-
 // A step over all leaves of some groups: its jobs, and what must be undone or released at its end.
 typedef struct {
     int n_jobs, n_stepped, n_made, n_copies;
     int64_t blocks;
     job *jobs;
-    stepped *stepped;
+    ms_stepped *stepped;
     ms_id *made;         // states that this step made
     ms_tensor **copies;  // the leaves' gradients, or copies that are contiguous and have the leaf's dtype; retained
-    factors factors;
+    ms_factors factors;
 } step;
 
 static ms_status step_begin(step *s, int n)
@@ -195,16 +182,15 @@ static ms_status step_begin(step *s, int n)
                          "optimizer", "the list of %d parameters", n);
 }
 
-static void set_factors(factors *last, const stepped *l, double *f)
+void ms__factors_compute(ms_factors *last, const ms_optim_options *o, double steps)
 {
-    if (last->options != l->options || last->steps != *l->steps) {
-        optimizer_at(l->options->kind)->factors(l->options, *l->steps + 1, last->values);
-        last->values[MS_OPTIM_SIGN] = l->options->maximize ? -1 : 1;
-        last->options = l->options;
-        last->steps = *l->steps;
-    }
-    memcpy(f, last->values, sizeof last->values);
+    optimizer_at(o->kind)->factors(o, steps + 1, last->values);
+    last->values[MS_OPTIM_SIGN] = o->maximize ? -1 : 1;
+    last->options = o;
+    last->steps = steps;
 }
+
+const char *ms__optim_range(int kind) { return optimizer_at(kind)->range; }
 
 static void step_end(step *s)
 {
@@ -218,7 +204,7 @@ static void step_end(step *s)
 
 // Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet: zeros, but the master
 // weights (bit `master`) get the parameter's values.
-static ms_status take_state(step *s, unsigned keeps, unsigned master, ms_tensor *p, ms_id *state, stepped *l)
+static ms_status take_state(step *s, unsigned keeps, unsigned master, ms_tensor *p, ms_id *state, ms_stepped *l)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
     for (int k = 0; k < MS_OPTIM_STATES; k++) {
@@ -276,7 +262,7 @@ static int master_at(const ms_optim_row *row)
 }
 
 // Makes the captured step keep the memory that a leaf's job uses.
-static void keep_leaf(ms_captured *c, ms_tensor *p, ms_tensor *g, const stepped *l)
+static void keep_leaf(ms_captured *c, ms_tensor *p, ms_tensor *g, const ms_stepped *l)
 {
     (void)ms__capture_tensor(c, p);
     (void)ms__capture_tensor(c, g);
@@ -304,8 +290,8 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
         return ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
     job *j = &s->jobs[s->n_jobs];
     memset(j, 0, sizeof *j);
-    stepped *l = &s->stepped[s->n_stepped];
-    *l = (stepped) { .leaf = leaf, .steps = &of->steps[k], .options = of->options, .job = -1 };
+    ms_stepped *l = &s->stepped[s->n_stepped];
+    *l = (ms_stepped) { .leaf = leaf, .steps = &of->steps[k], .options = of->options, .job = -1 };
     MS_TRY(take_gradient(s, p, g, k + 1, &g));
     unsigned keeps = row->keeps(of->options), master = 0;
     int at = master_at(&row->row);
@@ -327,16 +313,14 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     j->block = s->blocks;
     j->device = ms__device(p);
     s->blocks += (p->numel + BLOCK - 1) / BLOCK;
-    set_factors(&s->factors, l, j->factors);
+    ms__factors_of(&s->factors, l, j->factors);
     if (MS_UNLIKELY(ms__capturing != NULL)) keep_leaf(ms__capturing, p, g, l);
     if (p->numel > 0) l->job = s->n_jobs++;
     s->n_stepped++;
     return MS_OK;
 }
 
-// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: a copy of all jobs on the
-// GPU that runs them; NULL: none. reads: the factor or flag in GPU memory that passes on that GPU read; NULL: none.
-static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_step *reads)
+ms_status ms__optim_run(job *jobs, int n, const job *there, const ms_cuda_step *reads)
 {
     for (int k = 0; k < n;) {
         int end = k;
@@ -358,96 +342,10 @@ static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_step
     return MS_OK;
 }
 
-// ---- captured steps ----
-
-// An optimizer's step as work of a captured step. The options and step counts are read again in each repetition. The
-// version counters of leaves and states, and the leaves that units manage, are in lists of their own: finding them
-// would take longer than the pass over a small leaf.
-typedef struct {
-    int n_jobs, n_stepped, n_versions, n_managed;
-    job *jobs;
-    stepped *stepped;
-    ms_counter **versions;
-    ms_tensor **managed;
-} pass;
-
-static void set_all_factors(const pass *p)
-{
-    factors last = { 0 };
-    for (int k = 0; k < p->n_stepped; k++)
-        if (p->stepped[k].job >= 0) set_factors(&last, &p->stepped[k], p->jobs[p->stepped[k].job].factors);
-}
-
-static void count_steps(const pass *p)
-{
-    for (int k = 0; k < p->n_stepped; k++) ++*p->stepped[k].steps;
-    for (int k = 0; k < p->n_managed; k++) ms__unit_stepped(p->managed[k]);
-    for (int k = 0; k < p->n_versions; k++) p->versions[k]->count++;
-}
-
-static ms_status repeat_pass(void *arg, ms_captured *c)
-{
-    const pass *p = arg;
-    (void)c;
-    MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(p->stepped[0].options->kind)->range, NULL);
-    set_all_factors(p);
-    MS_TRY(run_jobs(p->jobs, p->n_jobs, NULL, NULL));
-    count_steps(p);
-    return MS_OK;
-}
-
-// The step in a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance_pass).
-static ms_status queue_pass(void *arg, ms_captured *c, void *there)
-{
-    const pass *p = arg;
-    (void)c;
-    return run_jobs(p->jobs, p->n_jobs, there, NULL);
-}
-
-static void advance_pass(void *arg, ms_captured *c, void *here)
-{
-    const pass *p = arg;
-    (void)c;
-    set_all_factors(p);
-    memcpy(here, p->jobs, (size_t)p->n_jobs * sizeof *p->jobs);
-    count_steps(p);
-}
-
-static void drop_pass(void *arg)
-{
-    pass *p = arg;
-    for (int k = 0; k < p->n_stepped; k++) {
-        ms__release(p->stepped[k].leaf);
-        for (int i = 0; i < MS_OPTIM_STATES; i++) ms__release(p->stepped[k].state[i]);
-    }
-    free(p->jobs);
-    free(p->stepped);
-    free(p->versions);
-    free(p->managed);
-}
-
-// Moves the lists of s to the step that is being recorded.
+// Adds the step to the captured step, which then owns the lists.
 static void capture(ms_captured *c, step *s)
 {
-    pass *p = s->n_stepped ? ms__capture_work(c, repeat_pass, drop_pass, sizeof *p) : NULL;
-    if (!p) return;
-    *p = (pass) { .n_jobs = s->n_jobs, .n_stepped = s->n_stepped, .jobs = s->jobs, .stepped = s->stepped };
-    p->versions = malloc((size_t)p->n_stepped * (MS_OPTIM_STATES + 1) * sizeof *p->versions);
-    p->managed = malloc((size_t)p->n_stepped * sizeof *p->managed);
-    if (!p->versions || !p->managed) ms__capture_no_memory(c);
-    for (int k = 0; k < p->n_stepped; k++) {
-        const stepped *l = &p->stepped[k];
-        ms__retain(l->leaf);
-        bool room = p->versions && p->managed;
-        if (room && l->leaf->unit_param) p->managed[p->n_managed++] = l->leaf;
-        else if (room) p->versions[p->n_versions++] = l->leaf->version;
-        for (int i = 0; i < MS_OPTIM_STATES; i++)
-            if (ms__retain(l->state[i]) && room) p->versions[p->n_versions++] = l->state[i]->version;
-    }
-    bool alike = p->n_jobs > 0;  // all jobs are on one device
-    for (int k = 1; k < p->n_jobs; k++) alike = alike && p->jobs[k].device == p->jobs[0].device;
-    ms_fixed how = { queue_pass, advance_pass, (size_t)p->n_jobs * sizeof *p->jobs };
-    if (alike) ms__capture_fixed(c, p->jobs[0].device, &how);
+    ms__choices_pass(c, ms__pass_add(c, s->n_jobs, s->jobs, s->n_stepped, s->stepped));
     s->jobs = NULL;
     s->stepped = NULL;
     s->n_stepped = 0;
@@ -459,7 +357,7 @@ static ms_status run_clipped(step *s, ms_clip *clip)
     const ms_cuda_step *there;
     double scale = ms__clip_factor(clip, &room, &there);
     for (int k = 0; k < s->n_jobs; k++) s->jobs[k].scale = scale;
-    return run_jobs(s->jobs, s->n_jobs, NULL, there);
+    return ms__optim_run(s->jobs, s->n_jobs, NULL, there);
 }
 
 // Runs the jobs unless *skip is not 0. Where the GPU of `skip` has all jobs, it decides and the host does not wait. If
@@ -470,10 +368,10 @@ static ms_status run_unless(step *s, ms_tensor *skip, bool *skipped)
     float value = 0;
     for (int k = 0; k < s->n_jobs; k++) there = there && s->jobs[k].device == ms__device(skip);
     MS_TRY(ms__storage_sync(skip->storage, false));
-    if (there) return run_jobs(s->jobs, s->n_jobs, NULL, &(ms_cuda_step) { .skip = ms__data(skip) });
+    if (there) return ms__optim_run(s->jobs, s->n_jobs, NULL, &(ms_cuda_step) { .skip = ms__data(skip) });
     MS_TRY(ms__move(MS_CPU, &value, ms__device(skip), ms__data(skip), sizeof value));
     *skipped = value != 0;
-    return *skipped ? MS_OK : run_jobs(s->jobs, s->n_jobs, NULL, NULL);
+    return *skipped ? MS_OK : ms__optim_run(s->jobs, s->n_jobs, NULL, NULL);
 }
 
 // What a step depends on; norm and skipped are set by the step.
@@ -495,7 +393,7 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     // fails only if a device does.
     MS_TRY(clip       ? run_clipped(s, clip)
            : of->skip ? run_unless(s, of->skip, &of->skipped)
-                      : run_jobs(s->jobs, s->n_jobs, NULL, NULL));
+                      : ms__optim_run(s->jobs, s->n_jobs, NULL, NULL));
     for (int k = 0; k < s->n_stepped; k++) {
         ++*s->stepped[k].steps;
         ms__unit_stepped(s->stepped[k].leaf);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// train/scaler.c -- gradient scalers. In a captured step the host reads the flags, also those on a GPU, to skip the
-// optimizer's step if a gradient was not finite, and to adapt the scale. Outside of captured steps, the scale is
-// adapted on its own device; on a GPU the host does not wait for that.
+// train/scaler.c -- gradient scalers. In a captured step, a GPU that has the flags, the scale and the gradients decides
+// whether an optimizer's step is skipped and adapts the scale; the host waits for nothing. Otherwise the host reads the
+// flags. Outside of captured steps, the scale is adapted on its own device.
 #include <float.h>
 
 #include "base/activity.h"
@@ -10,6 +10,7 @@
 #include "ops/captured.h"
 #include "ops/queued.h"
 #include "train/flag.h"
+#include "train/scaler.h"
 
 // The scaler's flags: float32 tensors of one element that the host reads; not 0 if a gradient was inf or NaN.
 typedef struct {
@@ -55,18 +56,64 @@ static ms_status sum_of(const flags *f, double *sum)
     return MS_OK;
 }
 
-// ---- steps that may be skipped ------------------------------------------------------------------
+// ---- the decisions of a captured step -----------------------------------------------------------
 
-typedef struct {
+// Whether the work between the recorded `unless` and `end` is done.
+typedef struct ms_unless {
     flags found;
-    ms_captured_work *end;  // the mark after the optimizer's step (ms__capture_mark)
-    uint64_t offset;        // the random generator's offset before the optimizer's step was recorded
+    ms_captured_work *work, *end;  // this work; the mark after the optimizer's step (ms__capture_mark)
+    uint64_t offset;               // the random generator's offset before the optimizer's step was recorded
+    int before, between, passes;   // pieces of work up to this one, and up to the end; those that are optimizers' steps
+    bool there;                    // the GPU of the flag decides
+    struct ms_unless *next;
 } unless_work;
+
+typedef struct adapt_work {
+    ms_tensor *scale;
+    flags found;
+    ms_scale_rule *rule;
+    ms_captured_work *work;
+    bool there;       // the GPU of the scale does it
+    ms_tally *tally;  // then: of the steps without infinities
+    struct adapt_work *next;
+} adapt_work;
+
+// Each list begins with its newest entry.
+struct ms_choices {
+    unless_work *open, *decisions;  // open: the one that is being recorded
+    ms_pass *passes;
+    adapt_work *adapts;
+};
+
+static struct ms_choices *choices_of(ms_captured *c)
+{
+    if (!c->choices && !(c->choices = calloc(1, sizeof *c->choices))) ms__capture_no_memory(c);
+    return c->choices;
+}
+
+void ms__choices_pass(ms_captured *c, ms_pass *p)
+{
+    struct ms_choices *all = p ? choices_of(c) : NULL;
+    if (!all) return;
+    p->within = all->open;
+    p->next = all->passes;
+    all->passes = p;
+    if (all->open) all->open->passes++;
+}
+
+void ms__choices_forget(ms_captured *c)
+{
+    free(c->choices);
+    c->choices = NULL;
+}
+
+// ---- steps that may be skipped ------------------------------------------------------------------
 
 static ms_status repeat_unless(void *arg, ms_captured *c)
 {
     const unless_work *w = arg;
     double sum;
+    if (w->there) return MS_OK;
     MS_TRY(sum_of(&w->found, &sum));
     if (sum != 0) ms__capture_skip_to(c, w->end);
     return MS_OK;
@@ -91,31 +138,77 @@ ms_status ms_capture_unless(int n, const ms_id *found, double *sum)
     if (st != MS_OK || !c) return st;
     if (*sum != 0) return ms_capture_leave(), MS_OK;
     keep(c, &f);
-    unless_work *w = ms__capture_work(c, repeat_unless, NULL, sizeof *w);
-    if (w) *w = (unless_work) { .found = f, .offset = ms__rng_offset() };
-    c->unless = w;
+    struct ms_choices *all = choices_of(c);
+    unless_work *w = all ? ms__capture_work(c, repeat_unless, NULL, sizeof *w) : NULL;
+    if (!w) return MS_OK;
+    *w = (unless_work) {
+        .found = f, .work = c->last, .offset = ms__rng_offset(), .before = c->n_work, .next = all->decisions
+    };
+    all->open = all->decisions = w;
     return MS_OK;
 }
 
 ms_status ms_capture_unless_end(void)
 {
     ms_captured *c = ms__capturing;
-    unless_work *w = c ? c->unless : NULL;
+    unless_work *w = c && c->choices ? c->choices->open : NULL;
     if (!w) return MS_OK;
-    c->unless = NULL;
+    c->choices->open = NULL;
+    w->between = c->n_work - w->before;
     w->end = ms__capture_mark(c);
     if (ms__rng_offset() != w->offset)
         return ms__capture_refuse("the optimizer's step draws random numbers, and a gradient scaler may skip it");
     return MS_OK;
 }
 
-// ---- the scale ----------------------------------------------------------------------------------
+static bool decided_there(const ms_pass *p) { return p->within && p->within->there; }
 
-typedef struct {
-    ms_tensor *scale;
-    flags found;
-    ms_scale_rule *rule;
-} adapt_work;
+// Selects the decisions that a GPU makes: all that is skipped are optimizers' steps on the GPU of the flag, and no leaf
+// of them takes another step about which that GPU does not decide, because the host does not know its count of steps.
+static void select_decisions(const struct ms_choices *all)
+{
+    for (unless_work *w = all->decisions; w; w = w->next)
+        w->there =
+            w->passes > 0 && w->passes == w->between && w->found.n == 1 && ms__is_cuda(ms__device(w->found.t[0]));
+    for (const ms_pass *p = all->passes; p; p = p->next)
+        if (decided_there(p) && !ms__pass_is_on(p, ms__device(p->within->found.t[0]))) p->within->there = false;
+    bool changed = true;
+    while (changed) {
+        changed = false;
+        for (const ms_pass *p = all->passes; p; p = p->next)
+            for (const ms_pass *q = p->next; q; q = q->next) {
+                if (!decided_there(p) && !decided_there(q)) continue;
+                ms_pass_relation r = ms__pass_compare(p, q);
+                if (r == MS_PASS_APART || (r == MS_PASS_EQUAL && decided_there(p) && decided_there(q))) continue;
+                if (p->within) p->within->there = false;
+                if (q->within) q->within->there = false;
+                changed = true;
+            }
+    }
+}
+
+static ms_status decide_there(ms_captured *c, const struct ms_choices *all)
+{
+    for (unless_work *w = all->decisions; w; w = w->next) {
+        if (!w->there) continue;
+        ms__capture_fixed_at(c, w->work, ms__device(w->found.t[0]), NULL);
+        ms__capture_fixed_at(c, w->end, ms__device(w->found.t[0]), NULL);
+    }
+    for (ms_pass *p = all->passes; p; p = p->next) {
+        if (!decided_there(p)) continue;
+        const ms_tensor *flag = p->within->found.t[0];
+        ms_pass *q = all->passes;
+        while (q && !(q->tally && ms__pass_compare(p, q) == MS_PASS_EQUAL)) q = q->next;
+        ms_tally *tally = q ? ms__tally_hold(q->tally) : ms__tally_new(ms__device(flag), NULL);
+        if (!tally) return ms__failure();
+        ms_status st = ms__pass_decide(c, p, flag, tally);
+        ms_tally_free(tally);
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+
+// ---- the scale ----------------------------------------------------------------------------------
 
 // The new scale, by PyTorch's rule. The scale is not raised beyond the largest float32.
 static double adapted(ms_scale_rule *r, double scale, bool finite)
@@ -126,17 +219,47 @@ static double adapted(ms_scale_rule *r, double scale, bool finite)
     return scale * r->growth_factor <= FLT_MAX ? scale * r->growth_factor : scale;
 }
 
-static ms_status repeat_adapt(void *arg, ms_captured *c)
+static ms_status adapt(const adapt_work *w)
 {
-    const adapt_work *w = arg;
     double sum;
     float scale;
-    (void)c;
     MS_TRY(sum_of(&w->found, &sum));
     MS_TRY(read(w->scale, &scale));
     double now = adapted(w->rule, scale, sum == 0);
     return now == scale ? MS_OK : ms__fill_data(w->scale, now);
 }
+
+static ms_status queue_adapt(void *arg, ms_captured *c, void *there)
+{
+    const adapt_work *w = arg;
+    ms_scale_change change = {
+        .n = w->found.n, .scale = ms__data(w->scale), .rule = there, .tracker = ms__tally_tracker(w->tally)
+    };
+    (void)c;
+    for (int k = 0; k < w->found.n; k++) change.found[k] = ms__data(w->found.t[k]);
+    ms__note_queued(ms__device(w->scale), "update");
+    return ms__cuda()->gradients.adapt_by(ms__index(ms__device(w->scale)), &change);
+}
+
+static ms_status advance_adapt(void *arg, ms_captured *c, void *here)
+{
+    const adapt_work *w = arg;
+    ms_scale_rule *rule = here;
+    (void)c;
+    *rule = *w->rule;
+    rule->growth_tracker = ms__tally_next(w->tally);
+    return MS_OK;
+}
+
+static const ms_fixed how_adapt = { queue_adapt, advance_adapt, sizeof(ms_scale_rule) };
+
+static ms_status repeat_adapt(void *arg, ms_captured *c)
+{
+    adapt_work *w = arg;
+    return w->tally ? ms__fixed_repeat(w, c, ms__device(w->scale), &how_adapt) : adapt(w);
+}
+
+static void drop_adapt(void *arg) { ms_tally_free(((adapt_work *)arg)->tally); }
 
 ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule *rule)
 {
@@ -144,15 +267,60 @@ ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule
     if (!w.scale) return ms__failure();
     MS_TRY(flags_of(&w.found, n, found));
     ms_captured *c = ms__capture_suspend();
-    ms_status st = repeat_adapt(&w, c);
+    ms_status st = adapt(&w);
     ms__capture_resume(c);
     if (st != MS_OK || !c) return st;
     w.scale->version->count++;
     w.scale = ms__capture_tensor(c, w.scale);
     keep(c, &w.found);
-    adapt_work *kept = ms__capture_work(c, repeat_adapt, NULL, sizeof *kept);
-    if (kept) *kept = w;
+    struct ms_choices *all = choices_of(c);
+    adapt_work *kept = all ? ms__capture_work(c, repeat_adapt, drop_adapt, sizeof *kept) : NULL;
+    if (!kept) return MS_OK;
+    *kept = w;
+    kept->work = c->last;
+    kept->next = all->adapts;
+    all->adapts = kept;
     return MS_OK;
+}
+
+// Makes GPUs adapt scales: each that has the scale and all flags, if all changes of a scaler in the step are like that,
+// since they share a count of steps.
+static ms_status adapt_there(ms_captured *c, const struct ms_choices *all)
+{
+    for (adapt_work *w = all->adapts; w; w = w->next) {
+        w->there = ms__is_cuda(ms__device(w->scale));
+        for (int k = 0; k < w->found.n; k++) w->there = w->there && ms__device(w->found.t[k]) == ms__device(w->scale);
+    }
+    for (adapt_work *w = all->adapts; w; w = w->next)
+        for (adapt_work *v = all->adapts; v && !w->there; v = v->next)
+            if (v->rule == w->rule) v->there = false;
+    for (adapt_work *w = all->adapts; w; w = w->next) {
+        adapt_work *v = all->adapts;
+        if (!w->there) continue;
+        while (v && !(v->tally && v->rule == w->rule)) v = v->next;
+        w->tally = v ? ms__tally_hold(v->tally) : ms__tally_new(ms__device(w->scale), w->rule);
+        if (!w->tally) return ms__failure();
+        ms__capture_fixed_at(c, w->work, ms__device(w->scale), &how_adapt);
+    }
+    return MS_OK;
+}
+
+ms_status ms__choices_end(ms_captured *c)
+{
+    if (!c->choices) return MS_OK;
+    select_decisions(c->choices);
+    MS_TRY(decide_there(c, c->choices));
+    return adapt_there(c, c->choices);
+}
+
+ms_tally *ms_capture_tally(const ms_captured *c, const void *counts, double bytes)
+{
+    const struct ms_choices *all = c->choices;
+    for (const ms_pass *p = all ? all->passes : NULL; p; p = p->next)
+        if (p->tally && ms__tally_updates(p->tally, counts, (size_t)bytes)) return ms__tally_hold(p->tally);
+    for (const adapt_work *w = all ? all->adapts : NULL; w; w = w->next)
+        if (w->tally && ms__tally_updates(w->tally, counts, (size_t)bytes)) return ms__tally_hold(w->tally);
+    return NULL;
 }
 
 // ---- outside of captured steps ------------------------------------------------------------------

@@ -60,6 +60,7 @@ typedef struct {
     ms_part_list list;
     ms_tensor *factor, *flag;
     bool stop;
+    const ms_norm_part *there;  // the list on the GPU, in a CUDA graph; NULL: it is copied there
 } unscale_work;
 
 static ms_status unscale(const unscale_work *w)
@@ -70,7 +71,7 @@ static ms_status unscale(const unscale_work *w)
     float *found = ms__data(w->flag);
     if (list.n == 0) return MS_OK;
     if (!ms__is_cuda(device)) return unscale_here(&list, *inverse, found, w->stop);
-    ms_norm_job job = { .n = list.n, .owners = w->stop ? list.n : 1, .p = INFINITY };
+    ms_norm_job job = { .n = list.n, .owners = w->stop ? list.n : 1, .p = INFINITY, .there = w->there };
     ms__note_queued(device, "unscale_");
     ms_status st = ms__cuda()->gradients.unscale(ms__index(device), &job, list.parts, inverse, found, w->stop);
     ms__free(job.room);
@@ -82,6 +83,23 @@ static ms_status repeat_unscale(void *arg, ms_captured *c)
     (void)c;
     MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
     return unscale(arg);
+}
+
+static ms_status queue_unscale(void *arg, ms_captured *c, void *there)
+{
+    unscale_work *w = arg;
+    w->there = there;
+    ms_status st = repeat_unscale(arg, c);
+    w->there = NULL;
+    return st;
+}
+
+static ms_status advance_unscale(void *arg, ms_captured *c, void *here)
+{
+    const ms_part_list *list = &((unscale_work *)arg)->list;
+    (void)c;
+    memcpy(here, list->parts, (size_t)list->n * sizeof *list->parts);
+    return MS_OK;
 }
 
 static void drop_unscale(void *arg) { free(((unscale_work *)arg)->list.parts); }
@@ -99,6 +117,8 @@ static ms_status unscale_or_capture(unscale_work *w, int n, const ms_id *gradien
     kept->factor = ms__capture_tensor(c, w->factor);
     kept->flag = ms__capture_tensor(c, w->flag);
     w->list.parts = NULL;
+    ms_fixed how = { queue_unscale, advance_unscale, (size_t)kept->list.n * sizeof *kept->list.parts };
+    ms__capture_fixed(c, ms__device(kept->factor), &how);
     return MS_OK;
 }
 

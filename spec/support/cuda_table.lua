@@ -16,6 +16,7 @@ typedef struct {
   void *stream_wait;
   void (*drop)(void *event);
   void *share, *open, *close, *copy_tensor, *fill_tensor, *families, *optim, *scale, *norms, *clip, *unscale, *adapt;
+  void *choose, *adapt_by;
   void *event_new, *event_open, *event_record, *copy_lines, *reduce, *copy_all, *pin;
   int (*pause)(int index, int stream, double seconds);
 } spec_cuda_table;

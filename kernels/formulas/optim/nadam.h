@@ -33,22 +33,28 @@ static double nadam_mu(const ms_optim_options *o, double step)
     return o->beta1 * (1 - 0.5 * pow(0.96, step * o->more[0]));
 }
 
-// mu_1 * ... * mu_step. The last product is kept, because all parameters usually are at the same step, and then at the
-// next one.
+// mu_1 * ... * mu_step. The latest products are kept, because all parameters usually are at the same step, and then at
+// the next one; where a GPU skips steps (train/pass.c), at one of the next or, later, of the previous few.
 static double nadam_product(const ms_optim_options *o, double step)
 {
+    enum { KEPT = 64 };  // a power of two
     static _Thread_local struct {
-        double beta1, decay, step, product;
-    } last = { -1, -1, 0, 1 };
-    if (last.beta1 != o->beta1 || last.decay != o->more[0] || last.step > step) {
-        last.beta1 = o->beta1;
-        last.decay = o->more[0];
-        last.step = 0;
-        last.product = 1;
+        double beta1, decay, first, last, product[KEPT];  // the products of steps first to last
+    } kept = { .beta1 = -1, .decay = -1 };
+    if (kept.beta1 != o->beta1 || kept.decay != o->more[0] || step < kept.first) {
+        kept.beta1 = o->beta1;
+        kept.decay = o->more[0];
+        kept.first = kept.last = 0;
+        kept.product[0] = 1;
     }
-    while (last.step < step && last.product > 0) last.product *= nadam_mu(o, ++last.step);
-    last.step = step;
-    return last.product;
+    while (kept.last < step) {
+        double before = kept.product[(int64_t)kept.last & (KEPT - 1)];
+        if (before == 0) return 0;
+        kept.last++;
+        kept.product[(int64_t)kept.last & (KEPT - 1)] = before * nadam_mu(o, kept.last);
+        if (kept.last - kept.first >= KEPT) kept.first = kept.last - KEPT + 1;
+    }
+    return kept.product[(int64_t)step & (KEPT - 1)];
 }
 
 static void nadam_factors(const ms_optim_options *o, double step, double *f)

@@ -12,6 +12,8 @@ local M = {}
 
 --- Whether a step is being recorded.
 M.active = capture.active
+--- Whether a value is a Tally.
+M.is_tally = capture.is_tally
 
 local function ids_of(found)
   local list = {}
@@ -40,11 +42,15 @@ end
 ---@param scale Tensor
 ---@param found Tensor[]  found_inf of all optimizers
 ---@param rule ffi.cdata*  ms_scale_rule
----@param before fun()  called before a repetition; must refer to the owner of rule, which then lives as long as the step
+---@param before fun(tally: Tally?)  called before a repetition; must refer to the owner of rule, which then lives as
+---   long as the step. tally: counts the steps without infinities, if a GPU does
 function M.adapt(scale, found, rule, before)
   local n, ids = ids_of(found)
   if lib.ms_capture_adapt(scale.id, n, ids, rule) ~= 0 then errors.fail(scale) end
-  capture.note(rule, function(_, list) list.always(before) end)
+  capture.note(rule, function(_, list)
+    local tally = list.tally(rule, ffi.sizeof(rule))
+    list.always(function() before(tally) end)
+  end)
 end
 
 return M

@@ -17,6 +17,7 @@ local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 
 local lib, state = engine.lib, engine.state
+local is_tally = captured.is_tally
 local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_grad
 
 local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000, enabled = true }
@@ -45,7 +46,8 @@ local function construct(self, given, spec)
   -- The 0 is growth_tracker: the number of steps without infinities since the scale changed.
   self._rule = engine.ffi.new("ms_scale_rule", { o.growth_factor, o.backoff_factor, o.growth_interval, 0 })
   self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
-  -- The Flag of the last step, if at its update() only a GPU knew whether it was skipped; otherwise false.
+  -- The Flag of the last step, if at its update() only a GPU knew whether it was skipped; the Tally of a captured step
+  -- whose repetitions a GPU counts; otherwise false.
   self._undecided = false
   return o
 end
@@ -276,12 +278,17 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
--- Updates growth_tracker for the last step, if at its update() only a GPU knew whether it was skipped.
+-- Updates growth_tracker for the last step, if at its update() only a GPU knew whether it was skipped, or for the
+-- repetitions of a captured step.
 local function settle(self)
   local flag, rule = self._undecided, self._rule
   if not flag then return end
-  local grown = rule.growth_tracker + 1 == rule.growth_interval
-  rule.growth_tracker = (flag:read() > 0 or grown) and 0 or rule.growth_tracker + 1
+  if is_tally(flag) then
+    flag:read()                                         -- sets rule.growth_tracker
+  else
+    local grown = rule.growth_tracker + 1 == rule.growth_interval
+    rule.growth_tracker = (flag:read() > 0 or grown) and 0 or rule.growth_tracker + 1
+  end
   self._undecided = false
 end
 
@@ -301,6 +308,15 @@ local function adapt_there(self)
   return true
 end
 
+-- Returns a function that captured.adapt calls before repetitions.
+local function begin_repetition(self)
+  return function(tally)
+    if self._undecided == (tally or false) then return end
+    settle(self)
+    self._undecided = tally or false
+  end
+end
+
 -- Adapts the scale to the infinities in the records. Returns false if no gradients have been checked for infinities.
 local function adapt(self)
   settle(self)
@@ -310,7 +326,7 @@ local function adapt(self)
     for _, record in pairs(self._optimizers) do
       for _, t in util.sorted_pairs(record.found_inf) do all[#all + 1] = t end
     end
-    if #all > 0 then captured.adapt(self.scale_tensor, all, rule, function() settle(self) end) end
+    if #all > 0 then captured.adapt(self.scale_tensor, all, rule, begin_repetition(self)) end
     return #all > 0
   end
   for _, record in pairs(self._optimizers) do           -- in any order: the sum of whole numbers is exact

@@ -41,6 +41,8 @@ function M.on_change(fn) watchers[#watchers + 1] = fn end
 ---   repetitions require that t[k] is as now; otherwise changed(t, k) raises, or returns to accept the new value
 ---@field touched fun(check: fun())  check is called before repetitions if a module was touched since the last one
 ---@field always fun(check: fun())   check is called before each repetition
+---@field tally fun(counts: ffi.cdata*, bytes: integer): Tally?
+---   what counts the numbers in this memory, if a GPU counts them in repetitions; nil: they are always up to date
 
 --- While a step is recorded: arranges that note(of, list) is called once, at the end of the recording. note adds checks
 --- to list; a check raises before a repetition if what the step read of `of` in Lua has changed.
@@ -137,7 +139,22 @@ local function check_noted(c)
   if c.touches ~= touched then check_touched(c) end
 end
 
-local function checks_of(noted)
+--- Counts that a GPU keeps in repetitions.
+---@class Tally
+local Tally = {}
+Tally.__index = Tally
+
+--- Brings the counted numbers up to date, for which it waits. They may then be changed.
+function Tally:read()
+  if lib.ms_tally_read(self.made) ~= 0 then errors.fail() end
+end
+
+--- Whether v is a Tally.
+---@param v any
+---@return boolean
+function M.is_tally(v) return getmetatable(v) == Tally end
+
+local function checks_of(noted, step)
   local c = { tables = {}, keys = {}, values = {}, changed = {}, always = {}, touchy = {} }
   local list = {
     element = function(t, k, changed)
@@ -146,6 +163,10 @@ local function checks_of(noted)
     end,
     touched = function(check) c.touchy[#c.touchy + 1] = check end,
     always = function(check) c.always[#c.always + 1] = check end,
+    tally = function(counts, bytes)
+      local made = lib.ms_capture_tally(step, counts, bytes)
+      return made ~= nil and setmetatable({ made = ffi.gc(made, lib.ms_tally_free) }, Tally) or nil
+    end,
   }
   for _, entry in ipairs(noted.list) do entry.note(entry.of, list) end
   c.touches, c.check = touched, checker(c)
@@ -269,7 +290,7 @@ end
 
 local function close_recording(self, noted)
   if lib.ms_capture_end(self._step) ~= 0 then errors.fail() end
-  self._noted = checks_of(noted)
+  self._noted = checks_of(noted, self._step)
 end
 
 local function end_recording(self, fixed, before, ok, ...)

@@ -80,18 +80,41 @@ function M.note_counts(self, n, flag)
   self._undecided = last
 end
 
---- Takes back the counts of the last step if a GPU has skipped it. Waits for the GPU's decision.
+--- Makes the counts of steps true, if a GPU has decided about steps: takes back that of the last step if the GPU has
+--- skipped it, or reads those of a captured step. Waits for the GPU.
 ---@param self Optimizer
 function M.settle(self)
   local last = rawget(self, "_undecided")
   if not last then return end
-  if last.flag:read() ~= 0 then
+  if last.tallies then
+    for _, tally in ipairs(last.tallies) do tally:read() end
+  elseif last.flag:read() ~= 0 then
     for _, c in ipairs(last) do
       ffi.copy(c.steps, c.before, ffi.sizeof "double" * c.n)
       c.young = true                    -- a leaf whose first step was skipped has no state yet
     end
   end
   self._undecided = nil
+end
+
+--- For a captured step: returns a function to be called before repetitions, which may step the groups. Where a GPU
+--- decides about the steps, the groups' counts are not true until M.settle is called.
+---@param self Optimizer
+---@param n integer  number of groups
+---@param list CaptureChecks
+---@return fun() begin
+function M.begin_repetition(self, n, list)
+  local tallies, steps = {}, nil
+  for k = 1, n do
+    local c = self._compiled[k]
+    tallies[#tallies + 1] = c.n > 0 and list.tally(c.steps, ffi.sizeof(c.steps)) or nil
+  end
+  if #tallies > 0 then steps = { tallies = tallies } end
+  return function()
+    if rawget(self, "_undecided") == steps then return end
+    M.settle(self)
+    self._undecided = steps
+  end
 end
 
 --- The compiled group; compiles it again if the script has changed group.params.

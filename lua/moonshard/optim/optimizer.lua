@@ -211,7 +211,7 @@ local function note_groups(self, list)
       self:class_name())
   end
   list.element(groups, #groups + 1, replaced)
-  list.always(function() compiled.settle(self) end)
+  list.always(compiled.begin_repetition(self, #groups, list))
   for k, group in ipairs(groups) do
     local c = self._compiled[k]
     local now = ffi.new "ms_optim_options"

@@ -178,7 +178,8 @@ M.SMALL = set [[
   search:search_kernel search:count_kernel search:place_kernel
   recurrent:forward_kernel recurrent:leave_kernel recurrent:backward_kernel recurrent:unproject_kernel
   recurrent:cell_kernel
-  fft:roots_kernel fft:chirp_kernel optim:adapt_kernel ctc:loss_kernel ctc:gradient_kernel
+  fft:roots_kernel fft:chirp_kernel optim:adapt_kernel optim:choose_kernel optim:adapt_by_kernel
+  ctc:loss_kernel ctc:gradient_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they

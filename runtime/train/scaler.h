@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+// train/scaler.h -- what gradient scalers decide in a captured step.
+#ifndef MS_TRAIN_SCALER_H
+#define MS_TRAIN_SCALER_H
+
+#include "train/pass.h"
+
+// Notes an optimizer's step that was recorded now. NULL: there was no memory for it.
+void ms__choices_pass(ms_captured *c, ms_pass *p);
+// At the end of the recording: makes GPUs decide what they can.
+ms_status ms__choices_end(ms_captured *c);
+// After the step's work has been freed.
+void ms__choices_forget(ms_captured *c);
+
+#endif
