@@ -320,6 +320,7 @@ typedef struct {
 //   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
 //   randint_                                    i: place?; f: low, high (exclusive)
 //   trunc_normal_                               i: place?; f: mean, std, low, high
+//   gamma_draw poisson_draw                     i: place, logarithm, size... (of the leading dimensions)
 // add_layer_norm, add_rms_norm: of the sum of in[0] and in[1]; out[1] is the sum.
 // max_pool, avg_pool: over the last `dims` dimensions; mode 0, 1: size... is kernels, strides, paddings and dilations,
 // and the output's size is rounded down, up; mode 2: size... is the output's.

@@ -473,7 +473,8 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(scan)         \
     X(search)       \
     X(fft)          \
-    X(ctc)
+    X(ctc)          \
+    X(draws)
 #define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
 FAMILIES(DECLARE)
 #define ENTRY(f) ms__cuda_##f,

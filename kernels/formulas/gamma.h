@@ -10,7 +10,7 @@
 // nvcc must not inline lgamma, digamma and polygamma: a kernel that has many formulas would need more registers for all
 // of them. They call no sin, tan or pow, which would take a stack on a GPU.
 #ifdef __CUDACC__
-#define MS_GAMMA_FN static __host__ __device__ __noinline__
+#define MS_GAMMA_FN static __host__ __device__ __noinline__ __attribute__((unused))
 #else
 #define MS_GAMMA_FN MS_FN
 #endif

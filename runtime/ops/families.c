@@ -29,6 +29,7 @@
     X(linalg_factor) \
     X(fft) \
     X(ctc) \
+    X(draws) \
     X(random)
 // clang-format on
 

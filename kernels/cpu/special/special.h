@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/special/special.h -- kernels of Fourier transforms along a dimension, and of the CTC loss.
+// cpu/special/special.h -- kernels of Fourier transforms along a dimension, of the CTC loss, and of gamma and Poisson
+// numbers.
 #ifndef MS_CPU_SPECIAL_H
 #define MS_CPU_SPECIAL_H
 
@@ -13,5 +14,9 @@ ms_status ms__cpu_fft_half(ms_call *c);
 
 ms_status ms__cpu_ctc_loss(ms_call *c);
 ms_status ms__cpu_ctc_loss_backward(ms_call *c);
+
+ms_status ms__cpu_gamma_draw(ms_call *c);
+ms_status ms__cpu_gamma_draw_backward(ms_call *c);
+ms_status ms__cpu_poisson_draw(ms_call *c);
 
 #endif

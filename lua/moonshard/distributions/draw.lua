@@ -1,7 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Random numbers of given sizes for distributions. Those of half types are drawn in float32, and rounded.
+--- Random numbers of given sizes for distributions. Those of half types are drawn in float32, and rounded; gamma and
+--- Poisson numbers are drawn in float64 (kernels/formulas/gamma_draws.h).
 local create = require "moonshard.tensor.create"
+local engine = require "moonshard.core.ffi"
 local number_types = require "moonshard.tensor.number_types"
+local tensor = require "moonshard.tensor"
+
+local GAMMA, POISSON = engine.op "gamma_draw", engine.op "poisson_draw"
+local a_i = engine.a_i
 
 local M = {}
 
@@ -46,5 +52,30 @@ function M.gumbel(sizes, like)
     return -(-u:log()):log()
   end, sizes, like)
 end
+
+-- Draws by an operator that repeats its parameter for the leading sizes.
+local function by_parameter(number, who, sizes, parameter, logarithm)
+  local p = parameter.dtype == "float64" and parameter or parameter:float()
+  local more = #sizes - p.ndim
+  a_i[0], a_i[1] = 0, logarithm and 1 or 0
+  for d = 1, more do a_i[d + 1] = sizes[d] end
+  return tensor.wrap(tensor.call1_with(number, p, who, more + 2))
+end
+
+--- Gamma numbers with rate 1, or their logarithms (those of small concentrations underflow), float64, with a gradient
+--- for the concentration. Those of an infinite concentration are infinite, those of a negative one or of nan are nan.
+---@param sizes integer[]  end in the concentration's
+---@param concentration Tensor
+---@param logarithm? boolean
+---@return Tensor
+function M.gamma(sizes, concentration, logarithm)
+  return by_parameter(GAMMA, "gamma_draw", sizes, concentration, logarithm)
+end
+
+--- Poisson numbers, float64, without a gradient; of an infinite rate infinity, of a negative one or of nan nan.
+---@param sizes integer[]  end in the rate's
+---@param rate Tensor
+---@return Tensor
+function M.poisson(sizes, rate) return by_parameter(POISSON, "poisson_draw", sizes, rate:detach(), false) end
 
 return M

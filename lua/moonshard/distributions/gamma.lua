@@ -3,7 +3,6 @@
 local create = require "moonshard.tensor.create"
 local Distribution = require "moonshard.distributions.distribution"
 local draw = require "moonshard.distributions.draw"
-local draws = require "moonshard.distributions.gamma_draws"
 local errors = require "moonshard.core.errors"
 local number_types = require "moonshard.tensor.number_types"
 local ops = require "moonshard.tensor.ops"
@@ -16,7 +15,7 @@ local where = ops.where
 -- Gamma-distributed numbers of concentration's dtype, at least its smallest normal number, because 0 has no density.
 local function standard(sizes, concentration)
   local dtype = concentration.dtype
-  return draws.log_gamma(sizes, concentration):exp():clamp_min(number_types.finfo(dtype).tiny):to(dtype)
+  return draw.gamma(sizes, concentration):clamp_min(number_types.finfo(dtype).tiny):to(dtype)
 end
 
 --- The gamma distribution, with the density in proportion to x^(concentration - 1) exp(-rate x). Its parameters are the
@@ -124,7 +123,7 @@ end
 -- At least the smallest normal number and below 1, as PyTorch's, because 0 and 1 have no density.
 local function simplex_draw(sizes, c)
   local info = number_types.finfo(c.dtype)
-  return draws.log_gamma(sizes, c):softmax(-1):to(c.dtype):clamp(info.tiny, 1 - info.eps / 2)
+  return draw.gamma(sizes, c, true):softmax(-1):to(c.dtype):clamp(info.tiny, 1 - info.eps / 2)
 end
 
 --- Dirichlet's distribution of K positive numbers with the sum 1. Its parameter is the field concentration.
@@ -201,7 +200,7 @@ function Poisson._support() return support.count end
 function Poisson:_mean() return self.rate end
 function Poisson:_mode() return self.rate:detach():floor() end
 function Poisson:_variance() return self.rate end
-function Poisson:_sample(sizes) return draws.poisson(sizes, self.rate):to(self.rate.dtype) end
+function Poisson:_sample(sizes) return draw.poisson(sizes, self.rate):to(self.rate.dtype) end
 function Poisson:_log_prob(x) return x:xlogy(self.rate) - self.rate - (x + 1):lgamma() end
 
 return { Gamma = Gamma, Chi2 = Chi2, StudentT = StudentT, Dirichlet = Dirichlet, Beta = Beta, Poisson = Poisson }

@@ -180,6 +180,7 @@ M.SMALL = set [[
   recurrent:cell_kernel
   fft:roots_kernel fft:chirp_kernel optim:adapt_kernel optim:choose_kernel optim:adapt_by_kernel
   ctc:loss_kernel ctc:gradient_kernel
+  draws:gamma_kernel draws:poisson_kernel draws:slope_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
