@@ -364,7 +364,7 @@ describe("the null device", function()
   } do
     local name, source = unpack(case)
     it_built("fills the GPU with " .. name, function()
-      local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90a' 2>/dev/null"):format(process.root, build))
+      local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90' 2>/dev/null"):format(process.root, build))
       if status ~= 0 then return pending("not measured: the kernels' table cannot be made") end
       local code, out, err = script(([[
         local kernels, predict = require "kernel_table", require "predict"
@@ -380,7 +380,7 @@ describe("the null device", function()
   end
 
   it_built("predicts the step of GPT-2 within its limits, by kernels of the table", function()
-    local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90a' 2>/dev/null"):format(process.root, build))
+    local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90' 2>/dev/null"):format(process.root, build))
     if status ~= 0 then return pending "not measured: the kernels' table cannot be made" end
     local _, out, err = script(([[
       local kernels, predict = require "kernel_table", require "predict"

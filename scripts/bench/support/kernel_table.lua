@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The static table of the CUDA kernels: what ptxas and the PTX report about each, for an H100 or H200 (sm_90a),
+--- The static table of the CUDA kernels: what ptxas and the PTX report about each, for an H100 or H200 (sm_90),
 --- without a GPU; and the limits that kernels must meet.
 local cjson = require "cjson"
 local ptx = require "ptx"
@@ -94,19 +94,19 @@ end
 --- Compiles the kernels that have changed and reads the table. Returns nil and the reason where there is no nvcc;
 --- raises if a kernel does not compile.
 ---@param root string   the repository, with a slash at its end
----@param build string  the build folder; PTX, logs and the table are kept in its folder sm_90a
+---@param build string  the build folder; PTX, logs and the table are kept in its folder sm_90
 ---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,
 ---  classes, exact (an instance for integers, or for doubles if there is one for float32)
 ---@return string?
 function M.rows(root, build)
-  local folder = build .. "/sm_90a"
+  local folder = build .. "/sm_90"
   local log = os.tmpname()
   local status = os.execute(("'%sscripts/bench/support/ptx.sh' '%s' 2>'%s'"):format(root, folder, log))
   local text = read(log)
   os.remove(log)
   if status ~= 0 and status ~= true then
     if text:find "there is no nvcc" then return nil, "there is no nvcc" end
-    error("the kernels cannot be compiled for sm_90a:\n" .. text, 0)
+    error("the kernels cannot be compiled for sm_90:\n" .. text, 0)
   end
   local stems = {}
   local files = assert(io.popen(("find '%skernels/cuda' -name '*.cu' -printf '%%f\\n' | sort"):format(root)))

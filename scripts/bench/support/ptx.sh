@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# ptx.sh FOLDER [NAME]: compiles every file of kernels/cuda, or NAME.cu alone, for sm_90a; writes FOLDER/NAME.ptx, and
+# ptx.sh FOLDER [NAME]: compiles every file of kernels/cuda, or NAME.cu alone, for sm_90; writes FOLDER/NAME.ptx, and
 # the report of `ptxas -v` to FOLDER/NAME.log. A file is compiled again when it, or anything that it includes, has
 # changed. Fails with the compiler's text; with status 3 where there is no nvcc.
 set -euo pipefail
@@ -11,7 +11,7 @@ mkdir -p "${1:?usage: ptx.sh FOLDER [NAME]}"
 out=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # The options of CMakeLists.txt. -fmad=false: the compiler must not contract a*b + c to an fma.
-options=(-std=c++20 -O3 -fmad=false -arch=compute_90a -Xcompiler=-fPIC -Ikernels -Iruntime)
+options=(-std=c++20 -O3 -fmad=false -arch=compute_80 -Xcompiler=-fPIC -Ikernels -Iruntime)
 
 # Prints everything that the PTX of a .cu file depends on: the compiler, its options, and the content of the included
 # files of this repository.
@@ -25,7 +25,7 @@ one() {
     if [ -f "$at.key" ] && [ "$(key "$1" 2>/dev/null | sha256sum)" = "$(cat "$at.key")" ]; then return; fi
     rm -f "$at.key"
     nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "$(find kernels/cuda -name "$1.cu")"
-    ptxas -arch=sm_90a -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
+    ptxas -arch=sm_90 -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
     key "$1" | sha256sum >"$at.key"
 }
 if [ $# = 2 ]; then
