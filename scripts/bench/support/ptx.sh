@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# ptx.sh FOLDER [NAME]: compiles every file of kernels/cuda, or NAME.cu alone, for sm_90; writes FOLDER/NAME.ptx, and
-# the report of `ptxas -v` to FOLDER/NAME.log. A file is compiled again when it, or anything that it includes, has
-# changed. Fails with the compiler's text; with status 3 where there is no nvcc.
+# ptx.sh FOLDER [NAME]: makes FOLDER/NAME.ptx, and FOLDER/NAME.log, the report of `ptxas -v` for sm_90, of every file of
+# kernels/cuda, or of NAME.cu alone. A file is compiled again when it, or anything that it includes, has changed. Fails
+# with the compiler's text; with status 3 where there is no nvcc.
+# ptx.sh FOLDER --build NVCC ARGUMENT...: compiles as the build asks, and keeps the PTX and the report that arise.
 set -euo pipefail
 unset LD_PRELOAD  # nvcc does not run with a sanitizer's library
 PATH=$PATH:/usr/local/cuda/bin
 command -v nvcc >/dev/null || { echo "there is no nvcc" >&2; exit 3; }
-mkdir -p "${1:?usage: ptx.sh FOLDER [NAME]}"
+mkdir -p "${1:?usage: ptx.sh FOLDER [NAME | --build NVCC ARGUMENT...]}"
 out=$(cd "$1" && pwd)
-cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 # The options of CMakeLists.txt. -fmad=false: the compiler must not contract a*b + c to an fma.
 options=(-std=c++20 -O3 -fmad=false -arch=compute_80 -Xcompiler=-fPIC -Ikernels -Iruntime)
 
@@ -18,22 +19,48 @@ options=(-std=c++20 -O3 -fmad=false -arch=compute_80 -Xcompiler=-fPIC -Ikernels 
 key() {
     nvcc --version
     echo "${options[@]}"
-    tr ' \\' '\n\n' <"$out/$1.d" | grep -E '^(kernels|runtime)/' | sort -u | xargs cat
+    tr ' \\' '\n\n' <"$out/$1.d" | sed "s,^$root/,,; s,^\(\.\./\)*,," | grep -E '^(kernels|runtime)/' | sort -u | (cd "$root" && xargs cat)
 }
 one() {
     local at=$out/$1
     if [ -f "$at.key" ] && [ "$(key "$1" 2>/dev/null | sha256sum)" = "$(cat "$at.key")" ]; then return; fi
     rm -f "$at.key"
+    cd "$root"
     nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "$(find kernels/cuda -name "$1.cu")"
     ptxas -arch=sm_90 -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
     key "$1" | sha256sum >"$at.key"
 }
-if [ $# = 2 ]; then
+# Runs the compiler's command in the folder of the build. A compiler cache may give the object alone.
+build() {
+    local arguments=("$@") at status=0 i
+    for ((i = 0; i < $#; i++)); do
+        case "${arguments[i]}" in
+            -MF) depends=${arguments[i + 1]} ;;
+            *.cu) name=$(basename "${arguments[i]}" .cu) ;;
+        esac
+    done
+    at=$out/$name
+    rm -rf "$at.key" "$at.kept"
+    mkdir "$at.kept"
+    "$@" --keep "--keep-dir=$at.kept" -Xptxas=-v 2>"$at.text" || status=$?
+    grep -v '^ptxas info' "$at.text" | grep -vE '^ +[0-9]+ bytes' >&2 || true
+    if [ $status = 0 ] && [ -f "$at.kept/$name.ptx" ]; then
+        mv "$at.kept/$name.ptx" "$at.ptx"
+        cp "$depends" "$at.d"
+        awk '/for .sm_/ { of = /sm_90/ } of' "$at.text" >"$at.log"
+        key "$name" | sha256sum >"$at.key" || rm "$at.key"
+    fi
+    rm -r "$at.kept" "$at.text"
+    return $status
+}
+if [ "${2-}" = --build ]; then
+    build "${@:3}"
+elif [ $# = 2 ]; then
     one "$2"
 else
     exec 9>"$out/lock"
-    flock 9                 # one run at a time, which compiles several files at once
+    flock 9                 # two runs of this script do not compile at the same time
     # The largest first: two of them take most of the time.
-    find kernels/cuda -name '*.cu' -printf '%s %f\n' | sort -rn | sed 's,.* ,,; s,\.cu$,,' |
-        xargs -P "$(nproc)" -n 1 "scripts/bench/support/ptx.sh" "$out"
+    find "$root/kernels/cuda" -name '*.cu' -printf '%s %f\n' | sort -rn | sed 's,.* ,,; s,\.cu$,,' |
+        xargs -P "$(nproc)" -n 1 "$root/scripts/bench/support/ptx.sh" "$out"
 fi
