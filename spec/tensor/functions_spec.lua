@@ -11,6 +11,18 @@ local function refuses(text, fn, ...)
   assert.are.equal(text, (message:gsub("^[^\n]-:%d+: ", "")))
 end
 
+describe("scatter_reduce", function()
+  it("without self finds the extremes of the largest and the lowest int64", function()
+    local most = ids { -2 ^ 63, -2 ^ 63 }:bitwise_not() - ids { 0, 5 }
+    local at, none = ids { 0, 1 }, { include_self = false }
+    local least = ids { 1, 2, 3 }:scatter_reduce(1, at, most, "amin", none)
+    assert.is_true(least:narrow(1, 1, 2):equal(most))
+    assert.is_true(ids { 1, 2, 3 }:scatter_reduce(1, at, most:bitwise_not(), "amax", none):narrow(1, 1, 2)
+      :equal(most:bitwise_not()))
+    assert.are.equal("Tensor int64 [1] cpu\n[9223372036854775808]", tostring(most:narrow(1, 1, 1)))  -- rounded
+  end)
+end)
+
 describe("remainder", function()
   it("has the sign of the divisor, and % is remainder", function()
     assert.are.same({ 1, 2, -2, -1 }, list(ids { 7, -7, 7, -7 } % ids { 3, 3, -3, -3 }))

@@ -304,11 +304,15 @@ local KINDS = { prod = 0, amax = 1, amin = 2 }
 local REDUCTIONS = { "sum", "prod", "mean", "amax", "amin" }
 local NOTHING = { sum = 0, mean = 0, prod = 1, amax = -math.huge, amin = math.huge }
 
--- The neutral element of a reduction in a dtype (amin in int64: the largest double below 2^63).
-local function nothing(reduce, dtype)
+-- The neutral element of a reduction in a dtype, for a scatter at idx: a number, or a tensor for the largest int64,
+-- which is no Lua number.
+local function nothing(reduce, dtype, idx)
   local value = NOTHING[reduce]
   if math.abs(value) ~= math.huge or dtype:find "float" then return value end
-  local limits = { int64 = { -2 ^ 63, 2 ^ 63 - 1024 }, int32 = { -2 ^ 31, 2 ^ 31 - 1 }, int16 = { -2 ^ 15, 2 ^ 15 - 1 },
+  if dtype == "int64" and value > 0 then
+    return create.full(idx.shape, -2 ^ 63, { dtype = dtype, device = idx.device }):bitwise_not()
+  end
+  local limits = { int64 = { -2 ^ 63 }, int32 = { -2 ^ 31, 2 ^ 31 - 1 }, int16 = { -2 ^ 15, 2 ^ 15 - 1 },
     int8 = { -128, 127 }, uint8 = { 0, 255 }, bool = { 0, 1 } }
   return limits[dtype][value < 0 and 1 or 2]
 end
@@ -319,7 +323,7 @@ local function reduced(t, d, idx, src, reduce, include_self)
   local part = src
   for k = 1, #idx.shape do part = methods.narrow(part, k, 1, idx.shape[k]) end
   if not include_self then
-    t = methods.scatter(t, d, idx, nothing(reduce, t.dtype))
+    t = methods.scatter(t, d, idx, nothing(reduce, t.dtype, idx))
   end
   if reduce == "sum" or reduce == "mean" then
     local sum = methods.scatter_add(t, d, idx, part)
