@@ -264,12 +264,14 @@ static bool all_left(void)
 static void *finalize_thread(void *unused)
 {
     (void)unused;
+    int64_t passed = 0;  // in all; `waited` is the part since the peers were last looked at
     for (int64_t before = ms__now_ns(), waited = 0;;) {
         ms__nap(100 * MS);
         int64_t now = ms__now_ns();
         if (now - before < 500 * MS) waited += now - before;
         before = now;
         if ((double)waited * 1e-9 <= ms__world.timeout) continue;
+        passed += waited;
         waited = 0;
         for (int r = 0; r < ms__world.size; r++) {
             ms_progress unread = { 0 };
@@ -279,7 +281,7 @@ static void *finalize_thread(void *unused)
             set_state(RANK_RAISED);
             if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
             fprintf(stderr, "rank %d: MPI_Finalize: %.1f s have passed and rank %d (process %d) is stopped\n",
-                    ms__world.rank, ms__world.timeout, r, ms__world.board->rank[r].pid);
+                    ms__world.rank, (double)passed * 1e-9, r, ms__world.board->rank[r].pid);
             ms__exit_first(1);
         }
     }
