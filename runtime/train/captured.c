@@ -153,6 +153,7 @@ static ms_status repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     MS_TRY(ms__names_reserve(c->ends->n_out ? c->ends->n_out : 1, "captured step"));
     MS_TRY(ms__captured_check(c));
     MS_TRY(ms__captured_grads_check(c));
+    MS_TRY(ms__choices_ready(c));
     MS_TRY(fill_inputs(c, n, in));
     c->seed_now = ms__rng_seed();
     c->offset_now = ms__rng_offset();

@@ -152,6 +152,7 @@ ms_status ms__pass_decide(ms_captured *c, ms_pass *p, const ms_tensor *flag, ms_
     free(counts);
     MS_TRY(st);
     p->tally = ms__tally_hold(tally);
+    ms__tally_use(tally, DEPTH);
     p->device = ms__device(flag);
     p->skip = ms__data(flag);
     ms_fixed how = how_choice(p);

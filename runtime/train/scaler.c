@@ -313,6 +313,13 @@ ms_status ms__choices_end(ms_captured *c)
     return adapt_there(c, c->choices);
 }
 
+ms_status ms__choices_ready(const ms_captured *c)
+{
+    for (const ms_pass *p = c->choices ? c->choices->passes : NULL; p; p = p->next)
+        if (MS_UNLIKELY(p->tally != NULL)) MS_TRY(ms__tally_ready(p->tally));
+    return MS_OK;
+}
+
 ms_tally *ms_capture_tally(const ms_captured *c, const void *counts, double bytes)
 {
     const struct ms_choices *all = c->choices;

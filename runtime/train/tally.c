@@ -24,7 +24,7 @@ struct ms_tally {
     uint64_t *pinned;
     double **numbers;
     int n_numbers;
-    uint32_t issued, marked;
+    uint32_t issued, marked, depth, users;  // depth: that of the last decision; users: decisions in a repetition
     ms_tally_counts known;
     void *event;
 };
@@ -133,15 +133,29 @@ static ms_status settle(ms_tally *t)
 
 static uint32_t pending(const ms_tally *t) { return t->issued - t->known.done; }
 
+// Adds the steps that are known. Waits until at most `most` decisions are pending.
+static ms_status wait_until(ms_tally *t, uint32_t most)
+{
+    add_known(t);
+    if (MS_LIKELY(pending(t) <= most)) return MS_OK;
+    if (t->event) MS_TRY(ms__cuda_await(t->event));
+    add_known(t);
+    return pending(t) <= most ? MS_OK : settle(t);
+}
+
+void ms__tally_use(ms_tally *t, uint32_t depth)
+{
+    t->users++;
+    t->depth = depth;
+}
+
+ms_status ms__tally_ready(ms_tally *t) { return wait_until(t, t->depth > t->users ? t->depth - t->users : 0); }
+
 ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *n, uint32_t *base)
 {
     const ms_cuda_table *gpu = ms__cuda();
-    add_known(t);
-    if (MS_UNLIKELY(pending(t) >= depth)) {
-        if (t->event) MS_TRY(ms__cuda_await(t->event));
-        add_known(t);
-        if (pending(t) >= depth) MS_TRY(settle(t));
-    }
+    MS_TRY(wait_until(t, depth - 1));
+    t->depth = depth;
     *n = pending(t);
     *base = t->known.value;
     if (!t->event || t->issued - t->marked >= depth / 2) {

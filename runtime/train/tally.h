@@ -16,6 +16,11 @@ ms_status ms__tally_adds(ms_tally *t, int n, double *const *to);
 // Whether the tally updates a number in [counts, counts + bytes).
 bool ms__tally_updates(const ms_tally *t, const void *counts, size_t bytes);
 ms_tally_place ms__tally_place(const ms_tally *t);
+// States that each repetition makes one more decision, with room for `depth` pending ones.
+void ms__tally_use(ms_tally *t, uint32_t depth);
+// Before a repetition: waits until there is room for its decisions. Its work then need not wait: a wait that fails, as
+// when a script is interrupted, must not leave a repetition of which a part has counted its step.
+ms_status ms__tally_ready(ms_tally *t);
 // Before a decision is queued that the kernel `choose` counts. Adds the steps that are known to the numbers. *pending:
 // how many earlier decisions are not known, fewer than depth: waits for the oldest of them if there are more. *base:
 // the GPU's count without the pending decisions.

@@ -232,7 +232,7 @@ describe("a captured step with a gradient scaler on the emulated GPU #cuda #time
       for _, p in ipairs(model:parameters()) do print(("%.17g"):format(p:detach():double():cpu():sum():item())) end]]
     local want = printed(script)
     assert.matches("^14\t", want)
-    for _, env in ipairs { { MOONSHARD_CUDA_GRAPHS = "off" }, { MOONSHARD_EMULATOR = "late" },
+    for _, env in ipairs { { MOONSHARD_CUDA_GRAPHS = "off" }, { MOONSHARD_CUDA_SYNC = "1" }, { MOONSHARD_EMULATOR = "late" },
       { MOONSHARD_EMULATOR = "fail:cudaGraphInstantiateWithFlags:1:2" }, { MOONSHARD_EMULATOR = "seed:7,late,chunks" } } do
       assert.are.equal(want, printed(script, env))
     end

@@ -45,12 +45,16 @@ local function train(kind, capture, rank)
     return loss, norm, scaler and scaler.scale_tensor
   end
   local step = capture and ms.capture(fn, { warmup = 2 }) or fn
-  local seen = {}
+  local seen, counts = {}, {}
   ms.manual_seed(100 + rank)
   for k in ms.steps(ms.default_device() == "cpu" and 12 or 6) do
-    local loss, norm, scale = step(ms.randn(4, 7), ms.randn(4, 3))
+    local x, y = ms.randn(4, 7), ms.randn(4, 3)
+    -- One rank has an infinity in its data; all of them skip the step.
+    if scaler and k == 5 and rank == 0 then x = x / ms.zeros(1) end
+    local loss, norm, scale = step(x, y)
     local n = norm:item()
-    seen[#seen + 1], seen[#seen + 2] = loss:item(), n == n and n or "nan"     -- of infinite gradients
+    local l = loss:item()
+    seen[#seen + 1], seen[#seen + 2] = l == l and l or "nan", n == n and n or "nan"     -- of infinite gradients
     if scale then seen[#seen + 1] = scale:item() end
     if k == 6 then
       ms.no_grad(function() seen[#seen + 1] = model(ms.ones(2, 7)):sum():item() end)
@@ -59,7 +63,9 @@ local function train(kind, capture, rank)
   for _, p in ipairs(model:parameters()) do
     local part = p.to_local and p:to_local() or p
     for _, v in ipairs(part:detach():reshape(-1):tolist()) do seen[#seen + 1] = v end
+    counts[#counts + 1] = (opt:state_of(p) or {}).step or 0
   end
+  seen[#seen + 1], seen[#seen + 2] = counts, scaler and scaler:state_dict()
   return seen, step
 end
 
