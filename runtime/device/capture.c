@@ -133,6 +133,19 @@ void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
     ms__capture_fixed_at(c, c->last, device, how);
 }
 
+// Copies numbers to the device. CUDA does not let the host wait for the stream in copies of at most 64 KB from pageable
+// memory, so larger ones are divided.
+static ms_status send(int index, void *there, const void *here, size_t bytes)
+{
+    enum { MOST = 1 << 16 };
+    for (size_t at = 0; at < bytes; at += MOST) {
+        size_t n = bytes - at < MOST ? bytes - at : MOST;
+        MS_TRY(
+            ms__cuda()->copy(index, MS_STREAM_COMPUTE, (char *)there + at, (const char *)here + at, n, MS_TO_DEVICE));
+    }
+    return MS_OK;
+}
+
 ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed *how)
 {
     ms_block *there = NULL;
@@ -140,8 +153,7 @@ ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed
     if (!here) return ms__no_memory(how->bytes, "captured step", "the numbers of a piece of work");
     ms_status st = ms__alloc(&there, device, how->bytes, "captured step");
     if (st == MS_OK) st = how->advance(arg, c, here);
-    if (st == MS_OK)
-        st = ms__cuda()->copy(ms__index(device), MS_STREAM_COMPUTE, there->data, here, how->bytes, MS_TO_DEVICE);
+    if (st == MS_OK) st = send(ms__index(device), there->data, here, how->bytes);
     if (st == MS_OK) st = how->queue(arg, c, there->data);
     ms__free(there);
     free(here);
@@ -303,7 +315,7 @@ static ms_status launch_graph(ms_captured *c, const ms_captured_work *w)
     int index = w->fixed->index;
     for (ms_captured_work *k = g->first; k; k = k->fixed->later)
         MS_TRY(k->fixed->how.advance(k->arg, c, g->here + k->fixed->at));
-    if (g->bytes) MS_TRY(t->copy(index, MS_STREAM_COMPUTE, g->there->data, g->here, g->bytes, MS_TO_DEVICE));
+    if (g->bytes) MS_TRY(send(index, g->there->data, g->here, g->bytes));
     return t->graphs.launch(index, g->graph);
 }
 

@@ -101,6 +101,40 @@ for _, device in ipairs { "cpu", "cuda" } do
       end)
     end
 
+    -- The numbers of each repetition exceed 64 KB. With so many groups, 8 repetitions may be unknown to the host.
+    on_device("has the bits of uncaptured steps with many parameters, each in a group of its own", function()
+      local function results(capture)
+        ms.manual_seed(4)
+        local layers, groups = {}, {}
+        for k = 1, 60 do
+          layers[k] = nn.Linear(3, 3)
+          for _, p in ipairs(layers[k]:parameters()) do groups[#groups + 1] = { params = { p }, lr = 1e-3 * k } end
+        end
+        local model = nn.Sequential(layers)
+        local opt, scaler = optim.Adam(groups), ms.amp.GradScaler { growth_interval = 2 }
+        local function fn(x)
+          opt:zero_grad()
+          local loss = model(x):pow(2):mean()
+          scaler:scale(loss):backward()
+          scaler:step(opt)
+          scaler:update()
+          return loss, scaler.scale_tensor
+        end
+        local step, seen = capture and ms.capture(fn) or fn, {}
+        for k in ms.steps(24) do
+          local x = ms.randn(2, 3)
+          local loss, scale = step(BAD[k] and x / 0 or x)
+          seen[#seen + 1], seen[#seen + 2] = loss:detach():clone():keep(), scale:clone():keep()
+        end
+        return outcome(model, opt, scaler, seen)
+      end
+      local want, list = results(false)
+      local got, captured = results(true)
+      assert.are.same(want, got)
+      assert.are.equal(24 - 7, got[3])
+      training.same(list, captured)
+    end)
+
     on_device("has its counts and scale read between repetitions", function()
       local read = {}
       compare(16, OPTIMIZERS[1], function(_, step, x, y, of)
