@@ -46,6 +46,7 @@ describe("backend nccl #cuda", function()
     for _, case in ipairs {
       { { MOONSHARD_CUDA = "off" }, "dist%.init: backend 'nccl': device 'cuda:0' is not available: MOONSHARD_CUDA is off" },
       { { MOONSHARD_NCCL_STANDIN = "version:22703" }, "dist%.init: %S+ is NCCL 2%.27%.3, expected 2%.28 or newer" },
+      { { MOONSHARD_NCCL_STANDIN = "version:2708" }, "dist%.init: %S+ is NCCL 2%.7%.8, expected 2%.28 or newer" },
       { { MOONSHARD_NCCL_STANDIN = "duplicates", MOONSHARD_CUDA_DEVICES = "1" },
         "dist%.init: ncclCommInitRankConfig: invalid usage .-: Duplicate GPU detected" },
       { { MOONSHARD_BACKEND = "gloo" }, "dist%.init: backend 'gloo' is unknown, expected one of 'auto', 'mpi', 'nccl', 'self'" },
@@ -79,7 +80,9 @@ describe("backend nccl #cuda", function()
     end
     local found, err = load { MOONSHARD_CUDA = false }
     local missing = load { MOONSHARD_CUDA = false, MOONSHARD_NCCL = "/nonexistent/libnccl.so.2" }
+    local other = load { MOONSHARD_CUDA = false, MOONSHARD_NCCL = build .. "/libmoonshard_nccl.so" }
     process.remove_folder(folder)
+    assert.matches("^%-1 %S+/libmoonshard_nccl%.so has no function ncclGetVersion, expected NCCL 2%.28 or newer$", other)
     assert.matches("^%-1 NCCL cannot be loaded %(MOONSHARD_NCCL%): /nonexistent/libnccl%.so%.2: cannot open", missing)
     if found:find "is neither in the loader's path nor" then return pending(found) end
     assert.are.equal("0 ", found, err)

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <glob.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,23 +76,34 @@ static void *load(char *text, size_t n)
     return lib;
 }
 
+static const char *path_of(void *lib)
+{
+    struct link_map *map;
+    return dlinfo(lib, RTLD_DI_LINKMAP, &map) == 0 && *map->l_name ? map->l_name : NAME;
+}
+
 static int take(void *lib, char *text, size_t n)
 {
+#define FIND(result, name, parameters) \
+    if (!(*(void **)&nccl.name = dlsym(lib, "nccl" #name)) && !missing) missing = "nccl" #name;
+    const char *missing = NULL;
     int version = 0;
-    *(void **)&nccl.GetVersion = dlsym(lib, "ncclGetVersion");
-    if (!nccl.GetVersion || nccl.GetVersion(&version) != NCCL_Success || version < NCCL_OLDEST) {
-        Dl_info from;
-        const char *path = nccl.GetVersion && dladdr(*(void **)&nccl.GetVersion, &from) ? from.dli_fname : NAME;
-        snprintf(text, n, "%s is NCCL %d.%d.%d, expected 2.28 or newer", path, version / 10000, version / 100 % 100,
-                 version % 100);
+    NCCL_FUNCTIONS(FIND)
+    nccl_result got = nccl.GetVersion ? nccl.GetVersion(&version) : NCCL_Success;
+    if (got != NCCL_Success) {
+        snprintf(text, n, "%s: ncclGetVersion failed with result %d", path_of(lib), (int)got);
         return -1;
     }
-#define FIND(result, name, parameters)                                          \
-    if (!(*(void **)&nccl.name = dlsym(lib, "nccl" #name))) {                   \
-        snprintf(text, n, "NCCL %d has no function %s", version, "nccl" #name); \
-        return -1;                                                              \
+    if (nccl.GetVersion && version < NCCL_OLDEST) {
+        int major = version < 10000 ? 1000 : 10000;  // up to 2.8, a version had one digit less: 2708 is 2.7.8
+        snprintf(text, n, "%s is NCCL %d.%d.%d, expected 2.28 or newer", path_of(lib), version / major,
+                 version % major / 100, version % 100);
+        return -1;
     }
-    NCCL_FUNCTIONS(FIND)
+    if (missing) {
+        snprintf(text, n, "%s has no function %s, expected NCCL 2.28 or newer", path_of(lib), missing);
+        return -1;
+    }
     return 0;
 }
 
