@@ -212,21 +212,18 @@ void ms__comm_copy(void *dst, const void *src, size_t n)
 
 void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *const *dst, size_t n)
 {
-    _Alignas(64) char acc[TILE * 8], out[TILE * 8];
+    _Alignas(64) char acc[TILE * 8];
     int dtype = how->dtype, n_src = how->n_ranks;
     ms_reduction reduction = how->reduction;
     size_t esize = (size_t)ms__dtype_size(dtype);
-    bool in_place = false;
-    for (int d = 0; d < n_dst; d++)
-        for (int s = 0; s < n_src; s++) in_place = in_place || dst[d] == src[s];
     // The mean of two values is their sum times one half, exactly; x * 1 is x.
     float m = reduction == MS_AVG ? 0.5f : (float)how->scale;
     bool pairs = n_src == 2 && (reduction == MS_SUM || (reduction == MS_AVG && how->scale == 1)) &&
                  (dtype == MS_F32 || ms__is_half(dtype));
     for (size_t i = 0; i < n; i += TILE) {
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
-        // The result of more than two sources goes through `out` if a destination is one of them.
-        char *result = n_src > 2 && in_place ? out : dst[0] + at;
+        // A destination may be one of the sources: a tile is written after all sources' tiles have been read.
+        char *result = dst[0] + at;
         if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
             ms__acc_load(acc, src[0] + at, dtype, k);
             for (int j = 1; j < n_src; j++) ms__acc_add(how, acc, src[j] + at, k);

@@ -38,15 +38,13 @@ static bool narrow(void)
 // Rows in a packed panel of A, and in a tile.
 static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
 
-// The size of the cache of level 2 or 3 in bytes, but at least 256 KiB or 8 MiB, as sysconf may return 0.
-static int64_t cache_bytes(int level)
+// The size of the second-level cache in bytes, but at least 256 KiB, as sysconf may return 0.
+static int64_t cache_bytes(void)
 {
-    static int64_t known[2];
-    int64_t *size = &known[level - 2];
-    if (MS_LIKELY(*size)) return *size;
-    int64_t bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE),
-            least = level == 2 ? 256 << 10 : 8 << 20;
-    return *size = bytes < least ? least : bytes;
+    static int64_t size;
+    if (MS_LIKELY(size)) return size;
+    int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE), least = 256 << 10;
+    return size = bytes < least ? least : bytes;
 }
 
 static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -470,7 +468,7 @@ static gemm_cut cut(gemm_work *w, int64_t threads)
                    .jb = g->n };
     if (w->half && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
 
-    int64_t fit = cache_bytes(2) / 2 / (c.kc * w->size) / w->wide * w->wide, down = 1, across = 1;
+    int64_t fit = cache_bytes() / 2 / (c.kc * w->size) / w->wide * w->wide, down = 1, across = 1;
     w->cols = even(c.jb, fit < 2 * w->wide ? 2 * w->wide : fit, w->wide);
     if (threads > 1) {
         int64_t most = ceil_div(c.jb, w->cols);

@@ -495,7 +495,6 @@ static ms_status chunks_begin(ms_call *c, ms_tensor *const *in, chunked *k, int6
 }
 static ms_status chunks_end(ms_call *c, ms_tensor *const *in, chunked *k, ms_tensor **grad)
 {
-    ms_status ms__cuda_copy_tensor(ms_tensor * dst, const ms_tensor *src);
     int64_t rows = in[0]->shape[0], n = in[1]->shape[0];
     ms__release(k->logits);  // before the gradients are allocated
     k->logits = NULL;
