@@ -145,6 +145,31 @@ describe("linalg", function()
     end
   end)
 
+  it("takes the next library where one lacks a function, and names the function where none is left", function()
+    local script = [[
+      local ms = require "moonshard"
+      print(ms.linalg.is_available() and ms.linalg.inv(ms.full({ 1, 1 }, 4)):item(), ms.linalg.why_unavailable())
+      for line in io.lines "/proc/self/maps" do
+        local path = line:match "(/%S+lapack%S+)$" or line:match "(/%S+openblas%S+)$"
+        if path then return print(path) end
+      end]]
+    local out = process.script(script, { MOONSHARD_LAPACK = false }).stdout
+    local real = assert(out:match "0%.25\tnil\n(%S+)\n", out)
+    local folder = process.temp_folder()
+    process.write(folder .. "/one.c", "void sgemm_(void) {}\n")
+    assert.are.equal(0, os.execute(("cd '%s' && cc -shared -o libopenblas.so.0 one.c && cp '%s' liblapack.so.3")
+      :format(folder, real)))
+    local env = { MOONSHARD_LAPACK = false, LD_LIBRARY_PATH = folder }
+    local next_one = process.script(script, env).stdout
+    os.remove(folder .. "/liblapack.so.3")
+    process.write(folder .. "/liblapack.so.3", "")
+    local none = process.script(script, env).stdout
+    process.remove_folder(folder)
+    assert(next_one:find("0.25\tnil\n" .. folder .. "/liblapack.so.3", 1, true), next_one)
+    assert(none:find("ms.linalg needs LAPACK: libopenblas.so.0 has no function sgetrf_; ", 1, true), none)
+    assert(none:find("liblapack.so.3: file too short; install Debian's", 1, true), none)
+  end)
+
   it("says which package is missing where LAPACK is", function()
     local script = [[
       local ms = require "moonshard"

@@ -6,53 +6,55 @@
 #include <stdio.h>
 #include "cpu/linalg/lapack.h"
 
-// OpenBLAS is the faster one. It gets one thread: more would run beside the rank's own, and change the bits of results.
+// In the order in which they are tried. OpenBLAS is the faster one. It gets one thread: more would run beside the
+// rank's own, and change the bits of results.
 static const char *const names[] = { "libopenblas.so.0", "liblapack.so.3" };
 
 static ms_lapack table;
-static char why[512];
+static bool found;
+static char why[1024];  // why no library was found
 
-static void *symbol_of(void *library, const char *type, const char *name)
+// Fills the table from a library. Returns the first function that the library lacks; NULL if there is none.
+static const char *fill(void *library)
 {
-    char symbol[32];
-    snprintf(symbol, sizeof symbol, "%s%s_", type, name);
-    void *at = dlsym(library, symbol);
-    if (!at && !*why) snprintf(why, sizeof why, "the library has no function %s", symbol);
-    return at;
-}
-
-static void fill(void *library)
-{
-#define FIND_F32(NAME, ARGUMENTS) *(void **)&table.f32.NAME = symbol_of(library, "s", #NAME);
-#define FIND_F64(NAME, ARGUMENTS) *(void **)&table.f64.NAME = symbol_of(library, "d", #NAME);
+    const char *missing = NULL;
+#define FIND(TYPE, LETTER, NAME) \
+    if (!(*(void **)&table.TYPE.NAME = dlsym(library, LETTER #NAME "_")) && !missing) missing = LETTER #NAME "_";
+#define FIND_F32(NAME, ARGUMENTS) FIND(f32, "s", NAME)
+#define FIND_F64(NAME, ARGUMENTS) FIND(f64, "d", NAME)
     MS_LAPACK(FIND_F32, float)
     MS_LAPACK(FIND_F64, double)
-    void (*set_threads)(int) = NULL;
-    *(void **)&set_threads = dlsym(library, "openblas_set_num_threads");
-    if (set_threads) set_threads(1);
+    return missing;
 }
 
-static void load(void)
+static void load(const char *name)
 {
-    const char *given = getenv("MOONSHARD_LAPACK");
-    void *library = NULL;
-    if (given && *given) library = dlopen(given, RTLD_NOW | RTLD_LOCAL);
-    else
-        for (int k = 0; k < MS_COUNT(names) && !library; k++) library = dlopen(names[k], RTLD_NOW | RTLD_LOCAL);
-    if (library) {
-        fill(library);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    const char *missing = library ? fill(library) : NULL, *text = library ? NULL : dlerror();
+    found = library && !missing;
+    if (found) {
+        void (*set_threads)(int) = NULL;
+        *(void **)&set_threads = dlsym(library, "openblas_set_num_threads");
+        if (set_threads) set_threads(1);
         return;
     }
-    const char *text = dlerror();
-    snprintf(why, sizeof why, "%s", text ? text : "the library cannot be loaded");
+    if (*why) ms__append(why, sizeof why, "; ");
+    if (missing) ms__append(why, sizeof why, "%s has no function %s", name, missing);
+    else ms__append(why, sizeof why, "%s", text ? text : "the library cannot be loaded");
+    if (library) dlclose(library);
 }
 
 ms_status ms__lapack(const ms_lapack **out, const char *who)
 {
     static bool tried;
-    if (!tried) load();
-    tried = true;
-    if (*why)
+    if (!tried) {
+        const char *given = getenv("MOONSHARD_LAPACK");
+        tried = true;
+        if (given && *given) load(given);
+        else
+            for (int k = 0; k < MS_COUNT(names) && !found; k++) load(names[k]);
+    }
+    if (!found)
         return ms__fail(MS_EUNSUPPORTED,
                         "%s needs LAPACK: %s; install Debian's libopenblas0-pthread or liblapack3, or name a library "
                         "in MOONSHARD_LAPACK",
