@@ -33,7 +33,8 @@ static void sgd_factors(const ms_optim_options *o, double step, double *f)
 static const optimizer ms__optim_SGD = {
     .row = { .name = "SGD",
              .doc = "Stochastic gradient descent with momentum (Sutskever et al. 2013, in PyTorch's form): "
-                    "v = momentum v + (1 - dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). "
+                    "v = momentum v + (1 - dampening) g, but v = g at the first step and without momentum; p = p - lr "
+                    "v, or with nesterov p - lr (g + momentum v). "
                     "weight_decay adds weight_decay p to g. Errors: nesterov without momentum or with dampening.",
              .states = { "momentum_buffer" },
              .options = { MS_OPTION(lr, lr, 1e-3, 0, "learning rate"),

@@ -611,8 +611,8 @@ function Tensor:logical_xor(u) end
 function Tensor:logical_xor_(u) end
 
 --- Stochastic gradient descent with momentum (Sutskever et al. 2013, in PyTorch's form): v = momentum v + (1 -
---- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g. Errors:
---- nesterov without momentum or with dampening.
+--- dampening) g, but v = g at the first step and without momentum; p = p - lr v, or with nesterov p - lr (g + momentum
+--- v). weight_decay adds weight_decay p to g. Errors: nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number, maximize: boolean, master_weights: boolean }): SGD
 ---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
