@@ -138,6 +138,32 @@ describe("what load_state_dict returns", function()
   end)
 end)
 
+describe("a mistake with a model or its adapters", function()
+  local model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+  local lora = nn.lora(model, { rank = 2, target = "1" })
+  local packed = nn.utils.rnn.pack_sequence { ms.ones(3, 4) }
+  for wanted, fn in ms.sorted_pairs {
+    ["lora: unknown option 'r'; did you mean 'rank'?"] = function() nn.lora(model, { r = 4, target = "2" }) end,
+    ["lora: unknown option 'target_modules'; did you mean 'target'?"] = function()
+      nn.lora(model, { rank = 4, target_modules = "2" })
+    end,
+    ["the object of nn.lora cannot be called; call the model"] = function() lora(ms.ones(1, 4)) end,
+    ["parameters: called on nil; write lora:parameters()"] = function() lora.parameters() end,
+    ["print(lora) shows their number"] = function() lora:print_trainable_parameters() end,
+    ["unknown method 'clone' of Sequential; write ms.deepcopy(model)"] = function() model:clone() end,
+    ["unknown method 'save' of Sequential; write ms.save(path, model:state_dict())"] = function() model:save "x" end,
+    ["expected a table of tensors; write model:state_dict()"] = function() model:load_state_dict(model) end,
+    ["expected a table of tensors; write ms.load(path)"] = function() model:load_state_dict "model.safetensors" end,
+    ["linear: argument is a PackedSequence, expected a tensor; its rows are packed.data"] = function() model[2](packed) end,
+    ["unknown name in nn: 'pad_sequence'; did you mean nn.utils.rnn.pad_sequence?"] = function()
+      return nn.pad_sequence
+    end,
+    ["unknown name in moonshard: 'DataLoader'; did you mean data.DataLoader?"] = function() return ms.DataLoader end,
+  } do
+    it("is named with what to write: " .. wanted, function() assert.matches(wanted, message(fn), 1, true) end)
+  end
+end)
+
 describe("a method initialize", function()
   local function made(base, init)
     local Net = base:extend "Net"

@@ -16,6 +16,7 @@ local synonyms = {
   long = "int64", int = "int32", short = "int16", char = "int8", byte = "uint8", boolean = "bool",
   double = "float64", float = "float32", half = "float16", fp64 = "float64", fp32 = "float32", fp16 = "float16",
   bf16 = "bfloat16", f64 = "float64", f32 = "float32", f16 = "float16", i64 = "int64", i32 = "int32", u8 = "uint8",
+  r = "rank", lora_alpha = "alpha", lora_dropout = "dropout", target_modules = "target", modules_to_save = "trainable",
   total_iters = "steps", num_training_steps = "steps", num_warmup_steps = "warmup",
 }
 
@@ -184,10 +185,18 @@ end
 results.real = "there are no complex numbers; ms.fft has pairs in a last dimension: t:select(-1, 1) are the real parts"
 results.imag = "there are no complex numbers; ms.fft has pairs in a last dimension: t:select(-1, 2) are the imaginary parts"
 
+-- Maps methods of PyTorch's and other libraries' modules to what a script must write instead.
+local methods = {
+  copy = "write ms.deepcopy(model)", clone = "write ms.deepcopy(model)", deepcopy = "write ms.deepcopy(model)",
+  save = "write ms.save(path, model:state_dict())", load = "write model:load_state_dict(ms.load(path))",
+  print_trainable_parameters = "print(lora) shows their number",
+}
+
 -- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
 -- loaded before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
-  "ms.fsdp", "ms.amp", "ms.linalg", "ms.fft", "ms.distributions" }
+  "ms.fsdp", "ms.amp", "ms.linalg", "ms.fft", "ms.distributions", "ms.data", "ms.data.transforms", "ms.nn.utils.rnn",
+  "ms.nn.utils.parametrize", "ms.nn.utils.prune", "ms.metrics" }
 
 --- The name in `names` that corresponds to another library's `name`; nil if there is none.
 ---@param name any  the unknown name
@@ -214,6 +223,11 @@ function M.is_positional(name) return positional[name] == true end
 ---@param name string  the unknown field
 ---@return string?
 function M.field(name) return fields[name] end
+
+--- What to write instead of a method that a class lacks; nil if nothing is known.
+---@param name string  the unknown method
+---@return string?
+function M.method(name) return methods[name] end
 
 --- What to write instead of a field that PyTorch's results have; nil if nothing is known.
 ---@param name string  the unknown field

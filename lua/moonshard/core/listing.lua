@@ -29,7 +29,7 @@ function M.Listing.__tostring(list)
   for k = 1, math.min(#list, SHOWN) do
     local text = tostring(list[k])
     local first = text:match "^[^\n]*"
-    lines[k] = ("(%d): %s%s"):format(k, first, first == text and "" or " …")
+    lines[k] = ("(%d): %s%s"):format(k, first, first:sub(-1) == "(" and "…)" or "")   -- a module with children
   end
   if #list > SHOWN then lines[#lines + 1] = ("… (%d elements)"):format(#list) end
   return #list == 0 and "{}" or table.concat(lines, "\n")

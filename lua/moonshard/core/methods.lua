@@ -4,6 +4,7 @@
 --- does not say which methods exist.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
+local hints = require "moonshard.core.hints"
 local misspelt = require "moonshard.core.misspelt"
 local opts = require "moonshard.core.opts"
 
@@ -84,7 +85,8 @@ function M.look(cls, key, level)
   end
   local names = M.names(cls)
   local near = errors.nearest(key, names)
-  local advice = near and ("; did you mean '%s'?"):format(near)
+  local hint = hints.method(key)
+  local advice = hint and "; " .. hint or near and ("; did you mean '%s'?"):format(near)
     or #names <= LISTED and "; it has " .. table.concat(names, ", ") or ""
   errors.raise("unknown method '%s' of %s%s", key, rawget(cls, "__name"), advice)
 end

@@ -108,8 +108,10 @@ function M.wrong(value, text, label, ...)
     errors.raise("%s is a list of %d tensor%s, expected %s; %s", label, n, n == 1 and "" or "s", text,
       n == 1 and "its tensor is list[1]" or "unpack it: local a, b = unpack(list)")
   end
-  errors.raise("%s is %s, expected %s%s", label, errors.kind(value), text,
-    (label:find "option" or text == "a tensor") and "" or M.by_position(value))
+  local mt = type(value) == "table" and getmetatable(value)
+  local instead = mt and text:find "^a tensor" and rawget(mt, "__for_a_tensor")
+  errors.raise("%s is %s, expected %s%s", label, errors.kind(value), text, instead and "; " .. instead
+    or (label:find "option" or text == "a tensor") and "" or M.by_position(value))
 end
 
 --- Raises as M.wrong does unless ok is true; for conditions that no kind describes.

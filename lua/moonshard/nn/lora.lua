@@ -8,6 +8,7 @@ local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local listing = require "moonshard.core.listing"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
@@ -378,6 +379,9 @@ function LoRA:remove()
 end
 
 opts.fix(LoRA, { "load_state_dict", "remove", "parameters", "count" }, "LoRA:")
+methods.guard(LoRA, "lora")
+methods.close(LoRA)
+methods.refuse_call(LoRA, "the object of nn.lora cannot be called; call the model, whose layers have the adapters")
 
 function LoRA:__tostring()
   local trained, total = self:count()

@@ -28,6 +28,7 @@ local M = {}
 ---@field sorted_indices Tensor?  int64 [N]: positions (from 0) of the sequences in the order of their lengths; nil if they came sorted
 ---@field unsorted_indices Tensor?  int64 [N]: the positions that restore the original order
 local PackedSequence = opts.printing(class.new "PackedSequence")
+PackedSequence.__for_a_tensor = "its rows are packed.data, and nn.utils.rnn.pad_packed_sequence(packed) is a tensor"
 M.PackedSequence = PackedSequence       -- a field of M, because data/packing.lua sends classes to workers by name
 
 local rnn = { PackedSequence = PackedSequence }

@@ -358,7 +358,7 @@ end
 ---@return string[] unexpected
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
-  opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
+  Module._expect_state(sd, "load_state_dict: argument 1")
   return self:_load(self:_before_loading(sd, Module._count_from(o.count_from)), o)
 end
 

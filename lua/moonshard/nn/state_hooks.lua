@@ -138,6 +138,14 @@ function Module._edits_names(self)
   return found
 end
 
+--- Raises unless sd is a table of tensors.
+function Module._expect_state(sd, who)
+  if opts.is_plain(sd) then return end
+  local hint = type(sd) == "string" and "; write ms.load(path)"
+    or class.isa(sd, Module) and "; write model:state_dict()" or ""
+  opts.wrong(sd, "a table of tensors" .. hint, who)
+end
+
 local function listed(names, what)
   if #names == 0 then return ("no %s keys"):format(what) end
   return ("%s keys: ['%s']"):format(what, concat(names, "', '"))

@@ -369,7 +369,7 @@ M.refuse_meta = refuse_meta
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   reshard_all(self)
-  opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
+  Module._expect_state(sd, "load_state_dict: argument 1")
   sd = self:_before_loading(sd, Module._count_from(o.count_from))
   if o.assign then assign.make_room(self, assign.devices(sd), o.strict) end
   refuse_meta(self, o.assign and not o.strict and sd or nil)

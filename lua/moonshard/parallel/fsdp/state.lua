@@ -198,7 +198,7 @@ function M.load_state_dict(m, sd, given)
     writeback.write_back_all(module.units_below(m))
     Module._count_from(o.count_from)
     if not reads then return end
-    opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 2")
+    m._expect_state(sd, "load_state_dict: argument 2")
     sd = m:_before_loading(sd, o.count_from)
     if o.broadcast_from_rank0 then
       local there = describe(sd)
