@@ -168,8 +168,8 @@ local fields = {
   mH = "write t.mT: there are no complex numbers",
 }
 
--- Maps fields of PyTorch's results to what a script must write instead: functions return several results beside each
--- other. A script may have fields of its own by these names, so only reading one that is not set is an error.
+-- Maps fields of PyTorch's results to what a script must write instead: Moonshard's functions return several values. A
+-- script may have fields of its own by these names, so only reading one that is not set is an error.
 local results = {}
 for names, call in pairs {
   ["values indices"] = "values, indices = t:max(2)",

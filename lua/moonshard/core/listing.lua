@@ -5,14 +5,14 @@ local opts = require "moonshard.core.opts"
 
 local SHOWN = 20                      -- the largest number of elements that tostring shows
 
--- A field of the module, because data/packing.lua sends metatables to workers by name.
+-- A field of M, because data/packing.lua sends metatables to the workers of a DataLoader by their names in modules.
 local M = { Listing = opts.printing {} }
 
 -- list -> the position of the element that a loop got last.
 local at = setmetatable({}, { __mode = "k" })
 
--- Lua calls the list as an iterator, with the element before. The position is stored, so that elements may be equal;
--- where another loop over the same list has moved it, the element itself is looked for.
+-- Lua calls the list as an iterator, with the element before. Its position is stored, so that elements may be equal; if
+-- another loop over the same list has changed the position, the first element equal to `last` is looked for.
 function M.Listing.__call(list, _, last)
   local k = last == nil and 0 or at[list]
   if last ~= nil and not rawequal(list[k], last) then

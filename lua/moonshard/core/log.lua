@@ -49,8 +49,8 @@ function M.follow(fn)
   for _, message in ipairs(earlier) do fn(message) end
 end
 
---- Writes a warning to stderr, prefixed with the rank if there are several. Inside catch_warnings it is appended to the
---- list instead.
+--- Writes a warning to stderr, prefixed with the rank if there are several. Inside catch_warnings it is appended to
+--- the list that catch_warnings returns instead.
 ---@param message string  without a newline
 function M.warn(message)
   opts.expect(message, opts.string, "warn: message")
@@ -69,7 +69,8 @@ end
 
 local reported = {}
 
---- As M.warn, but writes each message only once per process. Inside catch_warnings it is always appended to the list.
+--- As M.warn, but writes each message only once per process. Inside catch_warnings it is always appended
+--- to the list that catch_warnings returns.
 ---@param message string  without a newline
 function M.warn_once(message)
   if not now.warnings then

@@ -89,8 +89,8 @@ end
 
 local FIELDS = { "shape", "dtype", "device", "ndim", "is_leaf", "is_sparse" }
 
--- Whether a letter is missing in name or added, or two are swapped. Words with another letter are not taken for the
--- field: a script may have a field `share`.
+-- Whether in `name` a letter of `field` is missing, one is added, or two neighbours are swapped. A replaced letter does
+-- not count: `share` is more likely a script's own field than a misspelt `shape`.
 local function is_slip(name, field)
   if not errors.alike(name, field, 1) then return false end
   if #name ~= #field then return true end
@@ -111,8 +111,8 @@ end
 local read, assigned = {}, {}                           -- field -> the message about it, or false
 
 --- Called when a script reads or assigns a field that a tensor does not have: raises if it is one of PyTorch's, or a
---- misspelt requires_grad; when it reads one, also for fields of PyTorch's results, and for slips in other fields. Such
---- fields have no effect, and scripts seldom mean fields of their own by these names.
+--- misspelt requires_grad; if it is read, also if it is one of PyTorch's results, or a misspelt name of another field.
+--- Such fields have no effect, and scripts seldom mean fields of their own by these names.
 ---@param name string  the field
 ---@param reads boolean  false: it is assigned
 function M.field(name, reads)

@@ -79,8 +79,8 @@ function M.one_of(names, default)
   return one
 end
 
---- Text for the end of a message about a value: if it is a table with the name of an argument, that arguments are given
---- by position; "" for all other values.
+--- Text for the end of a message about a value: if it is a table with the name of a positional argument as a key, that
+--- this argument is given by position; "" for all other values.
 ---@param value any  what a script gave
 ---@return string
 function M.by_position(value)
@@ -178,7 +178,7 @@ end
 
 local printing = {}
 --- Declares that a metatable only adds printing and the like to a table of data: M.is_plain treats such tables as
---- plain, and scopes keep the tensors in those that they return.
+--- plain, and a scope keeps the tensors in such a table if it returns the table.
 ---@param mt table
 ---@return table mt
 function M.printing(mt)

@@ -80,8 +80,8 @@ local function batch_of(tokens, n, starts, skip, scored, context)
   return there, targets_there
 end
 
---- Returns part `part` of `parts` of this rank's share of a step: the ids, the ids that follow them (both int64
---- [sequences, context] on the default device), and the number of sequences.
+--- Returns part `part` of `parts` of this rank's share of a step: token ids, the ids that follow them in the text (both
+--- int64 [sequences, context] on the default device), and the number of sequences.
 ---@param step integer  from 1
 ---@param part? integer  from 1 (default: 1)
 ---@param parts? integer  parts of this rank's share (default: 1)

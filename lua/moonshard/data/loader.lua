@@ -150,8 +150,8 @@ local function make(self, k)
   return positions and self.maker:batch(self.epochs, positions)
 end
 
--- Replaces the tensors of a value, also those in its tables, by what change(tensor) returns. name: the method by which
--- an object among them, such as a packed sequence, does it itself, and its argument.
+-- Replaces the tensors of a value, also those in its tables, by what change(tensor) returns. name, argument: the method
+-- by which an object in these tables, such as a packed sequence, does the same to its own tensors, and its argument.
 local function changed(value, change, name, argument)
   if tensor.is_tensor(value) then return change(value) end
   if not opts.is_plain(value) then return value end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Makes batches of a dataset: in the script's process, or in a worker. While an item is made, the generator has a seed
---- of its own, which depends on the loader's seed, the epoch and the item, so random transforms do not depend on the
+--- Makes batches of a dataset: in the script's process, or in a worker. While an item is made, the random generator has
+--- a seed that depends on the loader's seed, the epoch and the item, so random transforms do not depend on the
 --- process that makes the item; afterwards the script's generator continues where it was.
 local class = require "moonshard.core.class"
 local collate = require "moonshard.data.collate"

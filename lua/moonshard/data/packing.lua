@@ -221,8 +221,8 @@ function read(u)
   return readers[tag](u)
 end
 
---- The value that pack stored at an address. copy: tensors get memory of their own; otherwise they use that at the
---- address.
+--- The value that pack stored at an address. copy: tensors get memory of their own; otherwise they use the memory
+--- at the address.
 ---@param from ffi.cdata*  const char *
 ---@param copy boolean
 ---@return any

@@ -443,7 +443,7 @@ local function hue_turned(x, share)
   return cat({ channel(5), channel(3), channel(1) }, -3)
 end
 
--- Each changes floating point values by a factor (1: no change), except hue: by a share of the circle (0: no change).
+-- Each changes floating point values by a factor (1: no change), hue by a share of the circle of hues (0: no change).
 local changes = {
   brightness = function(x, factor) return x * factor end,
   contrast = function(x, factor)
@@ -454,7 +454,7 @@ local changes = {
 }
 local ORDER = { "brightness", "contrast", "saturation", "hue" }
 
--- The range that option `name` gives: of factors or, for hue, of shares of the circle. nil: no change.
+-- The range that option `name` gives: of factors or, for hue, of shares of the circle of hues. nil: no change.
 local function factors_of(v, name, who)
   if v == nil then return nil end
   if type(v) == "number" and v >= 0 and name ~= "hue" then v = { max(0, 1 - v), 1 + v } end

@@ -48,8 +48,8 @@ end
 
 function Packed:__tostring() return ("Work(all_reduce, %s)"):format(self:done() and "done" or "under way") end
 
--- Groups the tensors of a list by dtype and device, in order. The field `flat` of a group has all its values in one
--- tensor.
+-- Packs the tensors of a list, in order: one pack for each dtype and device. The field `flat` of a pack has the values
+-- of its tensors in one tensor.
 local function packs_of(list)
   local packs, by_kind = setmetatable({}, Packed), {}
   for k, t in ipairs(list) do

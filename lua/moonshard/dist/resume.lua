@@ -14,16 +14,17 @@ local sent = engine.ffi.new "ms_dist_position"
 
 local M = {}
 
--- failed: the place (M.place) of the latest failed call, "" if it was not a single collective. caught: where its error was
--- caught. times: how many errors in succession were caught there. succession: whether no call has succeeded since.
--- seen: the value of state.dist_failures that is already accounted for.
+-- failed: the place (M.place) of the latest failed call; "" if that call, such as a backward, makes collectives inside.
+-- caught: where its error was caught. times: how many errors in succession were caught there. succession: whether no
+-- call has succeeded since. seen: the value of state.dist_failures that is already accounted for.
 local failed, caught, times, succession, seen = "", nil, 0, false, 0
 
--- Whether the engine has a position for single collectives (positions[1]) and for other calls (positions[0]).
+-- Whether the engine has a position for single collectives (positions[1]) and for calls that make collectives inside,
+-- such as a backward (positions[0]).
 local positions = { [0] = false, false }
 
 --- Records that a call has ended: later calls must not send its position.
----@param single boolean  the call is a single collective
+---@param single boolean  the call is one collective; false: it makes collectives inside, as a backward does
 function M.ended(single)
   local k = single and 1 or 0
   if not positions[k] then return end
@@ -47,7 +48,7 @@ function M.place(a, b, c)
 end
 
 --- Records that the call at the place `where` failed.
----@param where string  "" if it was not a single collective
+---@param where string  "" if the call makes collectives inside, as a backward does
 ---@param at Position?  nil: unknown
 function M.failed_at(where, at)
   local catcher = at and at.caught
@@ -59,12 +60,12 @@ end
 ---@param site string?
 function M.async_failed(site) M.failed_at(async_place(site), position.now()) end
 
---- Records the failure of a call that is not a single collective.
+--- Records the failure of a call that makes collectives inside, as a backward does.
 function M.failed() M.failed_at("", position.now()) end
 
 --- Passes this rank's position in the script to the engine, which uses it to match the ranks' calls again after an
 --- error. To be called before such calls.
----@param single boolean  the call is a single collective
+---@param single boolean  the call is one collective; false: it makes collectives inside, as a backward does
 function M.before(single, a, b, c)
   if state.dist_failures ~= seen then M.failed_at "" end
   local here, at = M.place(a, b, c)

@@ -32,7 +32,7 @@ local function entropy(self)
   return -(log:clamp_min(number_types.finfo(log.dtype).min) * p):sum(-1)
 end
 
--- Ids of the given sizes: [draws, batch_shape].
+-- Draws class ids. sizes: of the result, [draws, batch_shape].
 local function draw_ids(self, sizes)
   local p, n = self.probs, 1
   for k = 1, #sizes - #self.batch_shape do n = n * sizes[k] end

@@ -18,7 +18,7 @@ local function of(fn, sizes, like)
   return wide == dtype and t or t:to(dtype)
 end
 
---- Uniform numbers in [0, 1). Half types' are clamped, as numbers near 1 round to 1.
+--- Uniform numbers in [0, 1). Those of half types are clamped, as numbers near 1 round to 1.
 ---@param sizes integer[]
 ---@param like Tensor  gives dtype and device
 ---@return Tensor
@@ -62,9 +62,9 @@ local function by_parameter(number, who, sizes, parameter, logarithm)
   return tensor.wrap(tensor.call1_with(number, p, who, more + 2))
 end
 
---- Gamma numbers with rate 1, or their logarithms (those of small concentrations underflow), float64, with a gradient
---- for the concentration. Those of an infinite concentration are infinite, those of a negative one or of nan are nan.
----@param sizes integer[]  end in the concentration's
+--- Gamma numbers with rate 1, or their logarithms (numbers of a small concentration underflow), float64, with a
+--- gradient for the concentration. An infinite concentration gives infinity, a negative one or nan gives nan.
+---@param sizes integer[]  sizes of the result, the last of which are the concentration's
 ---@param concentration Tensor
 ---@param logarithm? boolean
 ---@return Tensor
@@ -72,8 +72,8 @@ function M.gamma(sizes, concentration, logarithm)
   return by_parameter(GAMMA, "gamma_draw", sizes, concentration, logarithm)
 end
 
---- Poisson numbers, float64, without a gradient; of an infinite rate infinity, of a negative one or of nan nan.
----@param sizes integer[]  end in the rate's
+--- Poisson numbers, float64, without a gradient; an infinite rate gives infinity, a negative one or nan gives nan.
+---@param sizes integer[]  sizes of the result, the last of which are the rate's
 ---@param rate Tensor
 ---@return Tensor
 function M.poisson(sizes, rate) return by_parameter(POISSON, "poisson_draw", sizes, rate:detach(), false) end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Distributions on the real line with a location and a scale, except for the normal one, and Exponential.
+--- Laplace, Cauchy and Gumbel, which have a location and a scale, and Exponential.
 local draw = require "moonshard.distributions.draw"
 local Distribution = require "moonshard.distributions.distribution"
 local support = require "moonshard.distributions.support"

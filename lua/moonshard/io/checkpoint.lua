@@ -65,14 +65,14 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
--- The entry of the state `key` that an optimizer keeps for parameter p. part: the state's tensor on this rank.
+-- The checkpoint's entry of the state `key` that an optimizer keeps for parameter p. part: its tensor on this rank.
 local function state_entry(optim, p, name, key, part)
   local like = optim_state.keeps_whole(optim, p, key) and part or p
   return { name = name, whole = whole_shape(like), place = place_of(like), replica = replica(like), like = like,
     part = part, shared = is_shared(like) }
 end
 
--- The entries of the averages of the model's parameters; none without `ema`.
+-- The checkpoint's entries of the averages of the model's parameters; none without `ema`.
 local function averages_of(who, m, ema)
   local names, list = ema and flat.names_below(m), {}
   for k, p in ipairs(ema and ema._params or {}) do

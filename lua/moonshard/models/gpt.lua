@@ -142,7 +142,7 @@ end
 --- with standard deviation init_std / sqrt(2 * layers), all others normal with standard deviation init_std.
 function GPT:reset_parameters()
   local o = self.config
-  -- All blocks share one buffer, which to_empty leaves uninitialised.
+  -- All blocks share one buffer of distances, which to_empty leaves uninitialised.
   if o.position == "alibi" and o.layers > 0 then
     local shared = self.blocks[1].attn.distance
     if shared.device ~= "meta" then shared:copy_(distances(o, shared.device)) end

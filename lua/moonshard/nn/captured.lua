@@ -46,7 +46,7 @@ function M.note(m)
   capture.note(m, note)
 end
 
---- Refuses the step if the module has hooks in Lua.
+--- Refuses to capture the step that is being recorded if the module, which it calls, has hooks in Lua.
 ---@param m Module
 function M.refuse_hooks(m)
   for _, list in ipairs { { "_pre", "a forward pre-hook" }, { "_post", "a forward hook" },

@@ -136,7 +136,7 @@ local function drop_channels(x, p)
   return x * ops.dropout(create.ones(sizes, { dtype = x.dtype, device = x.device }), p)
 end
 
--- dims: number of dimensions of a batch; a single sample has one dimension less.
+-- Drops whole channels of x. dims: number of dimensions of a batch; a single sample has one dimension less.
 local function drop(who, dims, x, p, given)
   local active
   p, active = dropout_arguments(who, x, p, given)

@@ -71,7 +71,8 @@ local function squared(a, b)
 end
 local mse_promoted = elementwise("mse_loss", {}, squared)
 
--- The operator takes two tensors of one dtype; others are promoted by the difference, if one is floating point.
+-- The operator takes two tensors of one dtype. If the dtypes differ and one is floating point, mse_promoted subtracts
+-- the tensors, which promotes them.
 local function mse_plain(a, b, how)
   if is_tensor(a) and is_tensor(b) and a.dtype ~= b.dtype and (is_float(a.dtype) or is_float(b.dtype)) then
     return mse_promoted(a, b, { reduction = how })

@@ -73,7 +73,7 @@ function M.embedding(ids, w, padding_idx)
   return wrap(call_args(op_embedding, w, ids))
 end
 
--- n: number of trailing dimensions to normalise over.
+-- Normalises over the last n dimensions.
 function M.layer_norm(x, n, w, b, eps)
   local ids = 1
   a_in[0] = id_of(x, "layer_norm")
@@ -99,7 +99,7 @@ end
 -- The default eps by dtype: the machine epsilon, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 
--- n: number of trailing dimensions to normalise over.
+-- Normalises over the last n dimensions.
 function M.rms_norm(x, n, w, eps)
   local id = id_of(x, "rms_norm")
   eps = eps or epsilon[x.dtype] or 0
@@ -119,7 +119,7 @@ function M.add_rms_norm(x, r, n, w, eps)
   return wrap(a_out[0]), wrap(a_out[1])
 end
 
--- Returns y; in training also the batch's mean and biased variance.
+-- Returns the normalised x; in training also the batch's mean and biased variance of each channel.
 function M.batch_norm(x, w, b, mean, var, training, eps)
   a_in[0] = id_of(x, "batch_norm")
   a_in[1] = w ~= nil and id_of(w, "batch_norm", "weight") or 0

@@ -18,7 +18,7 @@ local a_tensor, is_tensor, raise = tensor.a_tensor, tensor.is_tensor, errors.rai
 local M = {}
 
 --- Sequences of different lengths without padding, made by pack_sequence and pack_padded_sequence; RNN, LSTM and GRU
---- take one and return one. `x:isa(nn.utils.rnn.PackedSequence)` asks for it.
+--- take one and return one. `x:isa(nn.utils.rnn.PackedSequence)` tests for one.
 ---@class PackedSequence
 ---@overload fun(data: Tensor, batch_sizes: Tensor, sorted_indices?: Tensor, unsorted_indices?: Tensor): PackedSequence
 ---   data: [rows, ...]; batch_sizes: int64 [T], on the CPU; sorted_indices: int64 [N]; unsorted_indices: int64 [N]
@@ -120,7 +120,7 @@ function PackedSequence:char() return self:to "int8" end
 ---@return PackedSequence
 function PackedSequence:byte() return self:to "uint8" end
 
---- Pins the memory of its tensors for copies to a GPU (see Tensor:pin_memory). Errors: data on another device.
+--- Pins the memory of its tensors for copies to a GPU (see Tensor:pin_memory). Errors: data that is not on the CPU.
 ---@return PackedSequence self
 function PackedSequence:pin_memory()
   for _, t in pairs { self.data, self.batch_sizes, self.sorted_indices, self.unsorted_indices } do t:pin_memory() end
