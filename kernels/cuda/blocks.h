@@ -254,7 +254,7 @@ static __device__ __forceinline__ void fill_tile(S *tile, const planes &z, const
 // Threads for a row of n elements: a warp for up to 256 elements, or up to 2048 if the rows fill the GPU; else a block.
 static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 2048 && rows >= 1024) ? 32 : BLOCK; }
 
-// ---- column sums in two levels: blocks sum segments of the rows, then the segments are joined ----
+// ---- column sums in two levels: blocks sum segments of the rows, then the segments' sums are added ----
 
 enum { MOST_JOINED = 64 };
 // The number of segments into which the rows of a matrix are divided: enough blocks to fill the GPU, where `tiles`

@@ -29,7 +29,7 @@ static __device__ inline int64_t position(const positions &q, int64_t k)
 enum { TAKE, PUT, ADD, REDUCE };
 // Lines along dimension d, in which positions select elements.
 struct job : positions {
-    int ndim;                                                // number of other dimensions, joined where possible
+    int ndim;                                                // number of other dimensions, merged where possible
     int64_t lines, shape[MS_MAX_DIMS];                       // number of lines; sizes of the other dimensions
     int64_t x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides of from, to, ids, in elements
     int64_t xd, yd;                                          // strides of from and to along d
@@ -322,7 +322,7 @@ static ms_status place_sorted(ms_call *c, const job &q, int how)
 }
 static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
 
-// Adds a dimension of the lines; one that continues the last is joined with it.
+// Adds a dimension of the lines; one that continues the last is merged with it.
 static void add_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
 {
     int d = q->ndim - 1;

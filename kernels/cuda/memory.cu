@@ -59,8 +59,8 @@ static const driver &the_driver()
     return d;
 }
 
-// A list, because a template of the standard library would be a symbol that the plugin exports. It is short: memory is
-// allocated in slabs.
+// An entry of the list of mapped memory. No container of the standard library: its templates would be symbols that the
+// plugin exports. The list is short, because memory is allocated in slabs.
 struct mapping {
     void *p;
     size_t size;

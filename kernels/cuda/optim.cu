@@ -227,7 +227,7 @@ ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_step *
 
 constexpr int PIECE = 16384;  // each block processes a piece of the elements; its length is a multiple of PIECE
 
-// Adds one value to a thread's sum of |g|^p, or, for an infinite p, to its maximum of |g|. SQUARES: p is 2.
+// Adds |v|^p to a thread's sum or, for an infinite p, takes the larger of |v| and the sum, or the NaN. SQUARES: p is 2.
 template <bool SQUARES> static __device__ __forceinline__ double fold_power(double sum, double v, double p)
 {
     double a = v < 0 ? -v : v;
@@ -455,7 +455,8 @@ static __device__ inline void publish(const ms_tally_place &t, uint32_t value)
 #endif
 }
 
-// One block. A number of steps outside of the sets would be an error of the engine; it must not read elsewhere.
+// Copies to each job its factors for the number of steps made (ms_optim_choice), and counts the decision of *skip. One
+// block. A number for which there is no set would be an error of the engine; it is clamped.
 __global__ void choose_kernel(ms_optim_choice c)
 {
     constexpr int FACTORS = MS_OPTIM_FACTORS + 1;
@@ -497,8 +498,8 @@ ms_status ms__cuda_adapt_by(int index, const ms_scale_change *c)
 
 // ---- sums computed by the transport's library (NCCL) ----
 
-// Half types are converted to float32 before the sum, unless the script lets the library add them as they are; the
-// divisor of a mean, the scale and a rounding to the result's dtype come after it, in the CPU's arithmetic.
+// Runs after the library's sum: divides by a mean's divisor, scales, and rounds to the result's dtype, in the CPU's
+// arithmetic. Half types were converted to float32 before the sum, unless the script lets the library add them as is.
 template <class S, class D>
 __global__ void finish_kernel(D *dst, const S *src, int64_t n, real_of<S> divisor, real_of<S> scale)
 {

@@ -7,8 +7,8 @@
 #include "cuda/blocks.h"
 
 // A launch that reads LARGE bytes or more needs at least ENOUGH blocks, one for each multiprocessor of an H100; FILL
-// blocks have enough loads in flight for the whole bandwidth. Small work keeps few segments, because joining them costs
-// a launch. In the emulator LARGE is a few KiB, so that specs reach these paths.
+// blocks have enough loads in flight for the whole bandwidth. Small work keeps few segments, because combining them
+// costs a launch. In the emulator LARGE is a few KiB, so that specs reach these paths.
 enum { ENOUGH = 132, FILL = 528 };
 #ifdef MS_EMULATED
 constexpr int64_t LARGE = 4000;

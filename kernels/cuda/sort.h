@@ -73,7 +73,7 @@ static __device__ __forceinline__ void count_digits(const sort_pass &p, int64_t 
 // Turns counts into positions in the result.
 static __device__ __forceinline__ void find_places(const sort_pass &p, int64_t chunk, sort_room &r)
 {
-    enum { MINE = DIGITS / SORTERS };  // adjacent digits of a thread
+    enum { MINE = DIGITS / SORTERS };  // the number of digits per thread, which are adjacent
     int t = threadIdx.x;
     int32_t all[MINE] = {}, before[MINE] = {}, sum = 0;
     UNROLL

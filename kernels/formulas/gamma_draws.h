@@ -77,7 +77,7 @@ MS_FN double ms_draw_exp(double x)
     return p * ms__double_of((ms__bits_of(h) + 1023) << 52) * ms__double_of((ms__bits_of(low) + 1023) << 52);
 }
 
-// cos(2 pi w / 2^32), for w + 1/2.
+// cos(2 pi (w + 1/2) / 2^32).
 MS_FN double ms_draw_cosine(uint32_t w)
 {
     uint32_t q = (w + 0x20000000u) >> 30;  // the nearest quarter turn
@@ -130,7 +130,8 @@ typedef struct ms_gamma_try {
     int quick;       // accepted by the squeeze, which needs no logarithm
 } ms_gamma_try;
 
-// d of a concentration: numbers of a < 1 are those of a + 1 times u^(1/a), with u uniform in (0, 1).
+// Marsaglia & Tsang's d for concentration a, or a + 1 if a < 1: a number for a is one for a + 1 times u^(1/a), with u
+// uniform in (0, 1).
 MS_FN double ms_gamma_d(double a) { return (a < 1 ? a + 1 : a) - 1.0 / 3; }
 
 MS_FN ms_gamma_try ms_gamma_try_of(double d, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3)
@@ -144,7 +145,7 @@ MS_FN ms_gamma_try ms_gamma_try_of(double d, uint32_t w0, uint32_t w1, uint32_t 
     return t;
 }
 
-// The gamma number of concentration d + 1/3 of element k, from try `from` on.
+// Element k's gamma number for concentration d + 1/3, by tries from number `from` on.
 MS_FN double ms_gamma_number(double d, uint64_t seed, uint64_t offset, uint64_t k, int from)
 {
     double v = 1;
@@ -159,8 +160,8 @@ MS_FN double ms_gamma_number(double d, uint64_t seed, uint64_t offset, uint64_t 
     return d * v;
 }
 
-// The draw for concentration a, or its logarithm, from the number x of max(a, a + 1 if a < 1) and the words of block
-// k | 1 << 63. A negative concentration or nan gives nan, an infinite one infinity.
+// Element k's draw for concentration a, or the draw's logarithm. x: ms_gamma_number for a or, if a < 1, for a + 1; w0,
+// w1: words of block k | 1 << 63. A negative concentration or nan gives nan, an infinite one infinity.
 MS_FN double ms_gamma_draw(double a, double x, uint32_t w0, uint32_t w1, int logarithm)
 {
     double boost = a < 1 ? ms_draw_log(ms_draw_open(w0, w1)) / a : 0;
@@ -200,7 +201,7 @@ MS_FN double ms_gamma_slope(double a, double log)
     return sum;
 }
 
-// The gradient of the draw x, or of its logarithm x, for a. A draw that is 0 has none.
+// The derivative by a of the draw x (0 for x = 0) or, if `logarithm` is set, of the draw's logarithm x.
 MS_FN double ms_gamma_gradient(double a, double x, int logarithm)
 {
     if (logarithm) return ms_gamma_slope(a, x);
@@ -209,8 +210,8 @@ MS_FN double ms_gamma_gradient(double a, double x, int logarithm)
 
 // ---- Poisson's numbers -------------------------------------------------------------------------------------
 
-// Of rates below 10, by inversion: subtracts the probabilities of 0, 1, 2, ... from a uniform number until it is
-// negative; the result is the number of subtractions before that one. none: the probability of 0.
+// A number for a rate below 10, by inversion: subtracts the probabilities of 0, 1, 2, ... from a uniform number until
+// it is negative; the result is the number of subtractions before the last. At most 80. none: the probability of 0.
 MS_FN double ms_poisson_low(double rate, double none, uint32_t w0, uint32_t w1)
 {
     double rest = ms_draw_open(w0, w1), p = none, k = 0;
@@ -221,7 +222,7 @@ MS_FN double ms_poisson_low(double rate, double none, uint32_t w0, uint32_t w1)
     return k;
 }
 
-// Of rates from 10, by transformed rejection (Hoermann 1993, algorithm PTRS): a try, which is -1 if it is rejected.
+// A try at a number for a rate of 10 or more, by transformed rejection (Hoermann 1993, algorithm PTRS); -1: rejected.
 MS_FN double ms_poisson_try(double rate, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3)
 {
     double b = 0.931 + 2.53 * __builtin_sqrt(rate), a = 0.02483 * b - 0.059;
@@ -243,7 +244,7 @@ MS_FN double ms_poisson_high(double rate, uint64_t seed, uint64_t offset, uint64
     }
     return __builtin_floor(rate);
 }
-// For rates of which there are no numbers: of a negative one and of nan nan, of an infinite one infinity.
+// The result for a rate that has no distribution: nan if the rate is negative or nan, infinity if it is infinite.
 MS_FN double ms_poisson_none(double rate) { return rate > 0 ? rate : rate - rate + (rate - rate) / (rate - rate); }
 MS_FN int ms_poisson_is_low(double rate) { return (rate >= 0) & (rate < 10); }
 MS_FN int ms_poisson_is_high(double rate) { return (rate >= 10) & (rate <= 1.7976931348623157e308); }

@@ -86,7 +86,7 @@ static ms_status check_scatter_(ms_call *c)
 }
 static ms_status check_scatter_add_(ms_call *c) { return check_scatter_(c); }
 
-// Integers: dimension, kind (formulas/order.h).
+// Integers: the dimension, the kind of reduction (MS_REDUCE_* of formulas/order.h).
 static ms_status check_scatter_reduce(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];

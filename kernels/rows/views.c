@@ -480,7 +480,7 @@ static ms_status check_as_strided(ms_call *c)
                              ms__tensor_text(x));
     return ms__call_view(c, 0, ms__tensor_view(x, n, shape, stride, x->offset + (some ? c->i[0] : 0)));
 }
-// Adds each gradient at the place of its element: places may be equal.
+// Adds the gradient of each element of the result to the element of x at its offset; several may have the same offset.
 static ms_status as_strided_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];

@@ -194,7 +194,8 @@ static void copy_bytes(bytes_job *j)
         else ms__parallel(n, 1 << 20, copy_range, j);
         return;
     }
-    // The innermost dimension is contiguous in the destination but not in the source: transpose blocks.
+    // The innermost dimension is contiguous only in the destination: if another one is contiguous in the source, and
+    // both have at least 8 elements, transpose blocks.
     if (nd > 1 && j->to[inner] == j->size && j->from[inner] != j->size) {
         int other = -1;
         for (int d = 0; d < inner; d++)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/elementwise/random.c -- random fills on the CPU. Two elements share one Philox block of four words: the element
-// at an even position uses words 0 and 1, the next element words 2 and 3. Only normal numbers are made in pairs, from
-// the whole block (Box-Muller). Uniform and normal numbers computed in float32 use words 0 and 2 alone. A shard at an
-// odd position begins in the middle of a block.
+// at an even position uses words 0 and 1, the next element words 2 and 3; but normal numbers are made in pairs, from
+// the words of both (Box-Muller). Uniform and normal numbers computed in float32 do not use words 1 and 3. A shard at
+// an odd position begins in the middle of a block.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "formulas/draws.h"

@@ -297,7 +297,7 @@ static int64_t limit_of(const ms_tensor *t, const ms_call *c)
 ms_status ms__cpu_gather(ms_call *c) { return lines(c, GATHER, c->in[0], limit_of(c->in[0], c)); }
 ms_status ms__cpu_scatter(ms_call *c) { return lines(c, SCATTER, c->in[2], limit_of(c->out[0], c)); }
 ms_status ms__cpu_scatter_add(ms_call *c) { return lines(c, ADD, c->in[2], limit_of(c->out[0], c)); }
-// Integers: dimension, kind (formulas/order.h).
+// Integers: the dimension, the kind of reduction (MS_REDUCE_* of formulas/order.h).
 ms_status ms__cpu_scatter_reduce(ms_call *c)
 {
     ms__cpu_copy_tensor(c->out[0], c->in[0]);

@@ -45,8 +45,8 @@ typedef struct ms_lapack {
     ms_lapack_f64 f64;
 } ms_lapack;
 
-// Loads LAPACK at the first call. Fails with MS_EUNSUPPORTED, and names Debian packages, if no library is found or the
-// one found lacks one of these functions. who: the function that errors name.
+// Loads LAPACK at the first call. Fails with MS_EUNSUPPORTED, and names Debian packages, if no library can be loaded
+// that has all of these functions. who: the function that errors name.
 ms_status ms__lapack(const ms_lapack **out, const char *who);
 
 // The kernels, for the CPU and for GPUs, whose tensors they copy to the CPU and back. lstsq's drivers are 0 (gelsy) and

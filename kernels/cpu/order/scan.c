@@ -15,8 +15,8 @@
 #define MS_SCAN_WHOLE
 #include "formulas/scan.h"
 
-// A call. p, q, r: the operands (formulas/scan.h), NULL where the kind has none; o: the results; at: the positions of
-// extremes, NULL unless the kind is MAX or MIN.
+// A call of a scan. p, q, r: the operands (formulas/scan.h), NULL where the kind has none; o: the results; at: the
+// positions of extremes, NULL unless the kind is MAX or MIN.
 typedef struct {
     ms_scan_kind kind;
     int d;

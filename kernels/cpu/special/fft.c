@@ -19,7 +19,7 @@ typedef struct {
     ms_tensor *o;
     int d;
     transform what;
-    bool inverse, weighted;  // weighted: elements that stand for two are doubled when written, halved when read
+    bool inverse, weighted;  // weighted: elements whose conjugate is not stored are written doubled, read halved
     double scale;
     int64_t n, lines;
 } fft_call;

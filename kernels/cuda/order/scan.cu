@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/order/scan.cu -- scans along a dimension (formulas/scan.h). A block scans a line: in each round every thread
-// joins EACH adjacent elements, the threads' states are scanned in shared memory, and the last one is carried into the
-// next round. Lines that are short, or very many, get a thread each.
+// combines EACH adjacent elements, the threads' states are scanned in shared memory, and the last one is carried into
+// the next round. Lines that are short, or very many, get a thread each.
 #include "cuda/blocks.h"
 
 #define REAL double

@@ -85,7 +85,7 @@ static __device__ __forceinline__ row_sums<real_of<S>> row_part(const cross &q, 
     if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
     return { top, sum, all, weights };
 }
-// Returns lse. stores: whether this thread stores the row's loss; *loss is set only then.
+// Returns the row's logsumexp. stores: whether this thread stores the row's loss; *loss is set only then.
 template <class S>
 static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t row, const row_sums<real_of<S>> &a,
                                                       bool stores, real_of<S> *loss)

@@ -73,7 +73,7 @@ template <class S> static ms_status mse(ms_call *c, const held_inputs &h)
 {
     scratch sums;
     ms_tensor *o = c->out[0];
-    // At most 4096 pieces, so that a thread joins 16 at most; but enough blocks to fill the GPU, if n is large.
+    // At most 4096 pieces, so that a thread adds up 16 at most; but enough blocks to fill the GPU, if n is large.
     int64_t n = c->in[0]->numel, size = sizeof(S), parts = up(n, 16384);
     if (parts > 4096) parts = 4096;
     if (parts < ENOUGH && 2 * n * size >= LARGE) parts = filling_segments(2 * n * size, 1, n, 2048 / size);

@@ -465,7 +465,7 @@ enum { FILLING_ROWS = (int)ENOUGH * (int)WARPS };
                           : norm_rows_kernel<float, K>)
 static ms_status short_norm_backward(const norm_gradients &d)
 {
-    // Few enough blocks that their parts take about 1 MB at most, because only a few blocks join them.
+    // Few enough blocks that their parts take about 1 MB at most, because only a few blocks add them up.
     int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs == 1 ? 480 : packs == 2 ? 240 : 132;
     if (blocks > up(d.q.rows, WARPS)) blocks = up(d.q.rows, WARPS);
     int dtype = d.x->dtype, index = index_of(d.x);

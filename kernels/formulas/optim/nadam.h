@@ -33,8 +33,8 @@ static double nadam_mu(const ms_optim_options *o, double step)
     return o->beta1 * (1 - 0.5 * pow(0.96, step * o->more[0]));
 }
 
-// mu_1 * ... * mu_step. The latest products are kept, because all parameters usually are at the same step, and then at
-// the next one; where a GPU skips steps (train/pass.c), at one of the next or, later, of the previous few.
+// mu_1 * ... * mu_step. The latest products are kept: parameters usually ask for the same step, and then for the next
+// one; where a GPU skips steps (train/pass.c), also for a few later steps, and then again for earlier ones.
 static double nadam_product(const ms_optim_options *o, double step)
 {
     enum { KEPT = 64 };  // a power of two

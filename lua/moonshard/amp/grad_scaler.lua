@@ -292,8 +292,8 @@ local function settle(self)
   self._undecided = false
 end
 
--- Lets a GPU adapt the scale if there is a single record, the GPU that has the scale decides whether its step is
--- skipped, and the host has not read the decision. Returns whether the GPU adapts the scale.
+-- Lets a GPU adapt the scale if there is one optimizer's record, the GPU that has the scale decides whether that step
+-- is skipped, and the host has not read the decision. Returns whether the GPU adapts the scale.
 local function adapt_there(self)
   local optimizer, record = next(self._optimizers)
   if not record or record.total or not record.flag or next(self._optimizers, optimizer) ~= nil then return false end
@@ -317,7 +317,7 @@ local function begin_repetition(self)
   end
 end
 
--- Adapts the scale to the infinities in the records. Returns false if no gradients have been checked for infinities.
+-- Adapts the scale to found_inf of all records. Returns false if no gradients have been checked for infinities.
 local function adapt(self)
   settle(self)
   local sum, any, rule = 0, false, self._rule

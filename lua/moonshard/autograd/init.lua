@@ -452,10 +452,10 @@ function methods.retain_grad(t)
   end)
 end
 
--- Leaf hooks that do nothing but work of the engine, as keys: captured steps repeat that work.
+-- Leaf hooks, as keys, of which a step needs only what the engine does in them: captured steps repeat that.
 local engine_only = setmetatable({}, { __mode = "k" })
---- As register_post_accumulate_grad_hook, for a hook that does nothing but work of the engine, so that a captured step
---- may call it.
+--- As register_post_accumulate_grad_hook, for a hook of which a step needs only what the engine does in
+--- it, so that a captured step may call it.
 function M.register_engine_hook(t, fn)
   engine_only[fn] = true
   return t:register_post_accumulate_grad_hook(fn)

@@ -163,7 +163,7 @@ function M.names(...)
   return names
 end
 
---- The name in `names` that hints.synonym knows or, if there is none, the most similar one; nil if none is similar.
+--- The name in `names` that hints.synonym gives for `name` or, without one, the most similar one; nil if none is similar.
 ---@param name string  the unknown name
 ---@param names string[]  the known names
 ---@return string?
