@@ -444,8 +444,9 @@ MS_API ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached);
 MS_API double ms_module_hook_inputs(double key, int n, ms_id *in);
 MS_API ms_status ms_module_hook_outputs(double token, int n, ms_id *out);
 
-// Returns the keys whose hooks, functions or checkpoints were freed since the last call: Lua then drops what it stores
-// for them. The key of a module hook serves every call of the module and is never reported.
+// Writes up to `capacity` keys whose hooks, functions or checkpoints were freed, each once, and returns their number:
+// Lua then drops what it stores for them. The key of a module hook serves every call of the module and is never
+// reported.
 MS_API int ms_dead_keys(double *out, int capacity);
 
 // ---- sharded units ----------------------------------------------------------------------------
@@ -1069,7 +1070,8 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 
 MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
 // Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of allocations
-// that were left until the previous request would have taken effect; 0: it had taken effect (-n: 1), or there was none.
+// that were left until the previous request would have taken effect; 0: it has taken effect, or there was none; 1: also
+// if it was -n and has taken effect.
 MS_API double ms_fail_allocation(double nth);
 // Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);

@@ -533,7 +533,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
 static ms_status finish_group(ms_group *g)
 {
     ms_status status = MS_OK;
-    // Also joins records on GPUs whose works the script has not waited for: they would never be retired.
+    // ms__streams_join also frees collectives that have run on a GPU and that the script has not waited for. Otherwise
+    // in_flight would never reach 0.
     for (ms__streams_join(); g->in_flight > 0 && status == MS_OK; ms__streams_join()) {
         for (int k = 0; k < RING; k++)
             // Tells checks for deadlocks which queue this rank waits for.

@@ -19,7 +19,7 @@
 static char met_text[TEXT];  // message of the latest published error that this rank has met
 // Message of the latest call that failed on every member, up to the point where the members' texts differ; "": none.
 static char raised[TEXT];
-static ms_resumption raised_behind;  // the place of the member that was ahead, if `raised` contains LATER
+static ms_resumption raised_behind;  // the place in the script of the member that was ahead, if `raised` contains LATER
 // next: the place in the script of this rank's next collective, until a collective sends it. enclosing: the place of
 // the library call in progress, which may issue several collectives.
 static ms_resumption next, enclosing;
@@ -51,8 +51,8 @@ bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption 
     return first;
 }
 
-// The message of the error that ended `epoch`; valid until this thread's next call. *furthest receives the place of the
-// rank that is ahead (struct ms_text); furthest may be NULL.
+// The message of the error that ended `epoch`; valid until this thread's next call. *furthest receives the place in the
+// script of the rank that is ahead of the others (struct ms_text), zeros if unknown; furthest may be NULL.
 static const char *error_after(uint64_t epoch, ms_resumption *furthest)
 {
     static __thread char words[TEXT];

@@ -396,8 +396,9 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
             *last = k;
             ms_status polled = ms__wait_poll(w);
             if (polled == MS_OK) continue;
-            // If this member has arrived meanwhile, the published error is that of a member that was behind and whose
-            // call failed: this call continues.
+            // If member k has arrived meanwhile, the error may be that of a member whose place in the script is earlier
+            // than its peers' (ms_resumption): its call failed, and it has published that. This call must not fail with
+            // it, and goes on to compare the places itself.
             if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->number) return polled;
             atomic_store(&c->raised, false);
         }

@@ -121,10 +121,10 @@ ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd)
                recvmsg(s, &m, MSG_CMSG_CLOEXEC) == 1;
     int e = got || errno ? errno : ECONNRESET;  // errno is still 0: that rank closed the connection
     if (s >= 0) close(s);
-    if (!got) return ms__fail(MS_ECOMM, "dist: no descriptor of rank %d's GPU memory: %s", rank, strerror(e));
+    if (!got) return ms__fail(MS_ECOMM, "dist: cannot map rank %d's GPU memory: %s", rank, strerror(e));
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     if (!c || c->cmsg_type != SCM_RIGHTS)
-        return ms__fail(MS_ECOMM, "dist: no descriptor of rank %d's GPU memory: that rank cannot export it", rank);
+        return ms__fail(MS_ECOMM, "dist: cannot map rank %d's GPU memory: that rank cannot export it", rank);
     memcpy(fd, CMSG_DATA(c), sizeof *fd);
     return MS_OK;
 }

@@ -387,7 +387,8 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // as ms__comm_raised, if only peers' scripts receive the error
 void ms__comm_refused(const char *text);  // as ms__comm_raised, for a call that failed this rank's own argument checks
-// Engine thread: records where the member that is furthest ahead stands, when a call fails because this rank is behind.
+// Engine thread: records the place in the script of the member that is furthest ahead, when a call fails because this
+// rank's place is earlier.
 void ms__comm_behind(const ms_resumption *furthest);
 void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
 // Engine thread: counts the published errors up to `number` as met, and forgets the script's position.
@@ -412,11 +413,11 @@ void ms__comm_backward_failed(uint64_t epoch);
 // so that the peers fail at once.
 ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
-// Publishes the error of this number. Returns false if another rank has published it first. furthest: the place of the
-// rank that is ahead (ms_text); NULL: unknown.
+// Publishes the error of this number. Returns false if another rank has published it first. furthest: the place in the
+// script of the rank that is ahead of the others (ms_text); NULL: unknown.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether c survives the next published error: only ranks behind the place `furthest` of that error
-// raise it (ms_text), and c is not behind that place. If so, the error counts as met, and c must be run again.
+// Engine thread: whether c survives the next published error: only ranks whose place in the script is earlier than the
+// error's `furthest` (ms_text) raise it, and c's is not. If so, the error counts as met, and c must be run again.
 bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----

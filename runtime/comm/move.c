@@ -167,7 +167,7 @@ static char *resolve(const ms_coll *c, int k, uint32_t arena, uint64_t at)
                                              : ms__comm_resolve(rank, arena, at);
 }
 
-// scatter_parts on a GPU: all parts in one launch.
+// Does on a GPU what scatter_parts does on the CPU, with one launch for all parts.
 static ms_status scatter_parts_there(ms_coll *c)
 {
     ms_group *g = c->g;

@@ -30,7 +30,8 @@ struct ms_pending {
     const void *step;  // the captured step during whose recording it was queued; NULL: none
     int number;        // its number in that step
     // The work that the record has queued on a GPU (ms__queued). end: the event after it, written before `done`; NULL:
-    // there is no such work. joined: ms__event_join has been called; holders: of ms__event_hold; engine thread only.
+    // there is no such work. joined: ms__event_join has been called. holders: how many there are (ms__event_hold). Both
+    // are used by the engine thread only.
     int device, gpu_stream;
     void *end;
     bool joined;
@@ -286,7 +287,7 @@ static void retire(ms_record *r)
     recycle(r);
 }
 
-// Retires the records that have been joined, or for which nothing will wait.
+// Retires the records of `unjoined` for whose GPU work the compute stream waits already, or that have no holder left.
 static void retire_joined(void)
 {
     for (ms_record **at = &unjoined; *at;) {

@@ -155,7 +155,7 @@ static ms_status bad(const parser *p, const char *what)
     return invalid(p, "header, byte %zu: %s", (size_t)(p->at - p->text), what);
 }
 
-// Fails as bad does, and names the byte that was found.
+// Fails as the function bad does, and names the byte that was found.
 static ms_status bad_byte(const parser *p, const char *what)
 {
     char text[96];

@@ -16,7 +16,7 @@ typedef struct {
 
 // The part that contains block b (the last part that begins at or before it), and the block's elements in that part.
 const ms_norm_part *ms__part_of(const ms_part_list *list, int64_t b, int64_t *from, int64_t *n);
-// Runs fn over all blocks of the list (arg); a few blocks run on the calling thread.
+// Runs fn(list, ...) over all blocks; if there are at most two, on the calling thread.
 void ms__parts_run(ms_part_list *list, int64_t blocks, ms_range_fn fn);
 // measure: stores the sum of |g|^p of each block in partial; for an infinite p, the maximum of |g|. scale: multiplies
 // by factor.

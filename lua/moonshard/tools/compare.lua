@@ -67,8 +67,8 @@ local function option_texts(runs, name)
   return texts
 end
 
--- The names of the options, with ranks and seed, in which the runs differ; without the other facts about their starts
--- and without the option `out`.
+-- The names of the options in which the runs differ. `ranks` and `seed` count as options; the other facts about a run's
+-- start (run/environment.lua), such as host and time, do not count, and neither does the option `out`.
 local function options_that_differ(runs)
   local fact, names, list = { sessions = true, from_step = true, out = true }, {}, {}
   for _, name in ipairs(environment.names) do fact[name] = true end

@@ -33,7 +33,7 @@ local M = {}
 ---@field peak_recorded integer  the same at the peak
 ---@field kinds MemoryRow[]    parameters, gradients, optimizer, gathered, other; without peak_bytes if there is no history
 ---@field lines MemoryRow[]    by the script's innermost line, the largest first
----@field modules MemoryRow[]  by the module whose forward or backward allocated
+---@field modules MemoryRow[]  by the module in whose forward or backward the memory was allocated
 ---@field stacks { lines: string[], what: string, module: string?, kind: string, bytes: integer, blocks: integer, peak_bytes: integer, peak_blocks: integer }[]
 ---   the records themselves; lines: the outermost first
 local Report = { __name = "MemoryReport" }
@@ -67,7 +67,8 @@ end
 local now, at_peak = ffi.new "ms_memory", ffi.new "ms_memory"
 
 -- Takes a snapshot of a device's memory, with the lines of each record. One call of the engine fills `now`, `at_peak`
--- and all records, because the garbage collector may free memory between two calls; it is repeated until they fit.
+-- and all records, because the garbage collector may free memory between two calls. If there was too little room for
+-- the records, the call is repeated with more.
 local function stacks_of(device)
   local room, list = 64, {}
   local n, records
@@ -248,7 +249,7 @@ function M.memory_report(given)
   local rank, world = log.rank()
   local self = setmetatable({ device = dtypes.device_name(number), rank = rank, stacks = stacks_of(number),
     recorded = 0, peak_recorded = 0 }, Report)
-  -- at_peak is 0 without a history. After a history has ended, memory may have grown beyond the history's peak.
+  -- Without a history, at_peak.allocated is 0. After a history has ended, memory may have grown beyond its peak.
   self.allocated = now.allocated
   self.peak = math.max(at_peak.allocated > 0 and at_peak.allocated or now.peak_allocated, now.allocated)
   for _, s in ipairs(self.stacks) do

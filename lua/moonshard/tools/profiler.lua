@@ -206,7 +206,7 @@ function Profile:events()
       thread = ffi.string(lib.ms_range_lane(r.lane)),
       detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated,
         memory = r.memory }
-    if e.category == "backward" then                    -- the engine knows the module's number, if it was noted
+    if e.category == "backward" then                    -- from the engine: "module 12", or "" if it is not known
       e.detail = places.module(tonumber(e.detail:match "^module (%d+)$")) or e.detail
     end
     if r.collective > 0 then
@@ -367,7 +367,7 @@ function M._whole_script(path)
   if exists == "named pipe" then                        -- opening a pipe would wait for a reader
     error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(path), 0)
   end
-  -- Fail now, not after a day of training. The file itself is left to the first rank that ends.
+  -- Fail now, not after a day of training. The file itself is made by the first rank that ends.
   local tried = exists and path or own
   local file, why = io.open(tried, "a")
   if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end

@@ -70,7 +70,7 @@ local function is_interrupt(text)
   return text:find "interrupted$" ~= nil or text:find("interrupted (Ctrl-C)", 1, true) ~= nil
 end
 
--- The other rank whose error ended this one's line, from the text of a published error; nil if there is none.
+-- The other rank whose error ended the line on rank r, as the text of rank r's error says; nil if there is none.
 local function culprit(replies, r)
   local k = tonumber(replies[r].text:match "rank (%d+) failed: ")
   return k ~= r and k and replies[k] and not replies[k].ok and k or nil

@@ -88,7 +88,8 @@ local function first_sentence(text)
   return (text:match "^(.-)[.:] %u" or text:match "^(.-): " or text:match "^(.-)[.:]?$")
 end
 
--- Lines "name  text", with the texts in one column and cut at about 114 characters.
+-- Lines "name  text". The texts begin in one column, except after names of more than 36 characters. A text is cut at
+-- character 114 or so of its line, but not below 20 characters.
 local function columns(entries)
   local width, lines = 0, {}
   for _, entry in ipairs(entries) do width = math.max(width, math.min(36, #entry.name)) end
