@@ -11,9 +11,9 @@ extern "C" {
 
 extern int ms__anomaly;  // 0: off, 1: nan, 2: nan and infinities
 
-// Fails if out[k] has a value that is not finite: nan, unless f[], the call's numbers, has it; or inf, unless an input
-// or f[] has it. The error begins with `what`, such as "log: the result", and k + 1 if there are several results.
-// Absent tensors are NULL.
+// Fails if an out[k] has nan, unless f[], the call's numbers, has it; if ms__anomaly is 2, also if it has inf, unless
+// an input or f[] has it. The error begins with `what`, such as "log: the result", and k + 1 if there are several
+// results. Absent tensors are NULL.
 typedef struct ms_values {
     const char *what, *of_inputs;  // of_inputs: what the inputs are called: "its arguments"
     int n_in, n_f, n_out;

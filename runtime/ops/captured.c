@@ -30,7 +30,7 @@ typedef struct {
     uint8_t dtype;
 } watched;
 
-// A storage from outside of the recording, and where its bytes were.
+// A storage from outside of the recording, and where its bytes were when it was recorded.
 typedef struct {
     const ms_storage *s;
     const void *data;
@@ -282,7 +282,7 @@ static ms_status repeat_call(void *arg, ms_captured *c)
     return MS_LIKELY(st == MS_OK) ? MS_OK : ms__call_failed(&w->call, st);
 }
 
-// The numbers (ms_fixed) of a call that draws or is seeded are a seed and an offset; other calls have none.
+// Queues the call's launches (ms_fixed). there: a seed and an offset, if the call draws or is seeded.
 static ms_status queue_call(void *arg, ms_captured *c, void *there)
 {
     call_work *w = arg;

@@ -27,7 +27,7 @@ typedef struct extension {
     int n_parts, n_given;  // n_given: inputs that the script has passed for the current gather
     bool made;             // the script has built the whole parameters
     part parts[MAX_PARTS];
-    ms_storage **freed;  // the script's storages that are vacated and refilled with the gather buffer
+    ms_storage **freed;  // the script's storages that are vacated and refilled whenever the gather buffer is
     int n_freed, cap_freed;
 } extension;
 

@@ -5,7 +5,7 @@
 
 #include "shard/root.h"
 
-// A use of a unit is a number; its low bits are the versions of the parameters during its forward.
+// A use of a unit is a number; its low bits are those of the sum of the parameters' versions at its forward.
 enum { VERSION_BITS = 20 };
 static inline uint64_t ms__use_versions(uint64_t use) { return use & ((1u << VERSION_BITS) - 1); }
 
@@ -17,9 +17,9 @@ int ms__unit_active(const unit *u, int64_t use);  // index of the use in pass.ac
 ms_status ms__unit_activate(unit *u, int64_t use, ms_run *run);
 void ms__unit_deactivate(unit *u, int k);
 
-// Appends an order_entry.
+// Appends an order_entry to c->order.
 ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional);
-// Whether some modules of the pass of entry `at` have had no backward yet.
+// Whether some modules of the pass of c->order[at] have had no backward yet.
 bool ms__order_pass_waits(const context *c, int at);
 int ms__order_find(const context *c, int64_t use);  // index of the use in c->order; -1: none
 void ms__order_entered(context *c, unit *u);

@@ -115,7 +115,7 @@ typedef struct unit_state {
     uint64_t shard_seen;  // version of the shard when the parameters last became whole or sharded
     // Why a script's change of a whole parameter could not be copied to the shard; the next gather fails with it.
     const char *unkept;
-    ms_storage *summoned;           // while summoned: whole parameters in another dtype, or on the CPU; or NULL
+    ms_storage *summoned;           // while summoned: whole parameters in the stored dtype, or on the CPU; or NULL
     bool summoning;                 // between ms_unit_summon and ms_unit_unsummon
     bool was_whole, was_concealed;  // the state before ms_unit_summon
 } unit_state;

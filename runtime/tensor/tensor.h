@@ -33,7 +33,7 @@ typedef struct ms_tensor {
     uint8_t dtype, ndim;
     bool requires_grad;  // a leaf that requires a gradient, or a tensor with a node
     bool is_param;
-    bool sharded;       // a sharded parameter: operators refuse it
+    bool sharded;       // has no values, as a sharded parameter: operators refuse it
     bool is_view;       // made by a view operator (writes in place change its base, too)
     int16_t out_index;  // its index among the node's outputs
     bool unreduced;     // the grad of a unit's parameter, whole and not yet reduced over ranks (views/classic.c)

@@ -15,8 +15,8 @@ typedef struct ms_stepped {
     struct ms_tensor *state[MS_OPTIM_STATES];
 } ms_stepped;
 
-// The factors that were computed last: they serve the next leaf, too, if it has the same options and number of steps,
-// as most leaves of a group have.
+// The factors of an optimizer's formula, such as bias corrections, that were computed last: they serve the next leaf,
+// too, if it has the same options and number of steps, as most leaves of a group have.
 typedef struct ms_factors {
     const ms_optim_options *options;
     double steps, values[MS_OPTIM_FACTORS + 1];

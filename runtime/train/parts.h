@@ -18,8 +18,8 @@ typedef struct {
 const ms_norm_part *ms__part_of(const ms_part_list *list, int64_t b, int64_t *from, int64_t *n);
 // Runs fn(list, ...) over all blocks; if there are at most two, on the calling thread.
 void ms__parts_run(ms_part_list *list, int64_t blocks, ms_range_fn fn);
-// measure: stores the sum of |g|^p of each block in partial; for an infinite p, the maximum of |g|. scale: multiplies
-// by factor.
+// ms__parts_measure stores the sum of |g|^p of each block in partial; for an infinite p, the maximum of |g|.
+// ms__parts_scale multiplies the gradients by factor.
 void ms__parts_measure(void *arg, int64_t first, int64_t last, int64_t block);
 void ms__parts_scale(void *arg, int64_t first, int64_t last, int64_t block);
 

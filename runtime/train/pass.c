@@ -19,7 +19,7 @@ static void set_all_factors(const ms_pass *p)
         if (p->stepped[k].job >= 0) ms__factors_of(&last, &p->stepped[k], p->jobs[p->stepped[k].job].factors);
 }
 
-// Also counts changes of leaves and states that a skipped step does not make, which is harmless.
+// Increments the versions of leaves and states, even for a step that is skipped and changes none, which is harmless.
 static void count_changes(const ms_pass *p)
 {
     for (int k = 0; k < p->n_managed; k++) ms__unit_stepped(p->managed[k]);
@@ -54,7 +54,7 @@ static ms_status advance(void *arg, ms_captured *c, void *here)
 
 enum { DEPTH = 32, FACTORS = MS_OPTIM_FACTORS + 1 };
 
-// Where the parts of a step's numbers (ms_fixed) are, at `base`: here or there.
+// The parts of a step's numbers (ms_fixed), in host memory or on the GPU.
 typedef struct {
     ms_optim_sets *sets;
     ms_optim_job *jobs;
@@ -141,7 +141,7 @@ ms_status ms__pass_decide(ms_captured *c, ms_pass *p, const ms_tensor *flag, ms_
     double **counts = malloc(n * sizeof *counts);
     ms_status st = MS_OK;
     if ((p->first = malloc(n * sizeof *p->first)) && group && counts) {
-        // Room for 8 decisions ahead also if there are many groups. There may be more groups later, because steps
+        // Room for the factors of 8 pending decisions of all groups. There may be more groups later, because steps
         // outside of the captured step may leave out some leaves.
         int sets = 8 * divide(p, group);
         p->n_sets = sets > DEPTH ? sets : DEPTH;

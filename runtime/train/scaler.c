@@ -58,12 +58,12 @@ static ms_status sum_of(const flags *f, double *sum)
 
 // ---- the decisions of a captured step -----------------------------------------------------------
 
-// Whether the work between the recorded `unless` and `end` is done.
+// A piece of work that decides whether the pieces after it, up to `end`, are done.
 typedef struct ms_unless {
     flags found;
     ms_captured_work *work, *end;  // this work; the mark after the optimizer's step (ms__capture_mark)
     uint64_t offset;               // the random generator's offset before the optimizer's step was recorded
-    int before, between, passes;   // pieces of work up to this one, and up to the end; those that are optimizers' steps
+    int before, between, passes;   // pieces of work up to this one, after it up to the end; optimizers' steps of these
     bool there;                    // the GPU of the flag decides
     struct ms_unless *next;
 } unless_work;
@@ -73,8 +73,8 @@ typedef struct adapt_work {
     flags found;
     ms_scale_rule *rule;
     ms_captured_work *work;
-    bool there;       // the GPU of the scale does it
-    ms_tally *tally;  // then: of the steps without infinities
+    bool there;       // the GPU that has the scale adapts it
+    ms_tally *tally;  // if so: counts the steps without infinities
     struct adapt_work *next;
 } adapt_work;
 
@@ -283,8 +283,8 @@ ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule
     return MS_OK;
 }
 
-// Makes GPUs adapt scales: each that has the scale and all flags, if all changes of a scaler in the step are like that,
-// since they share a count of steps.
+// Makes a GPU adapt a scale if it has the scale and all flags, and if that holds for every change that the step makes
+// by this scaler, because these share a count of steps.
 static ms_status adapt_there(ms_captured *c, const struct ms_choices *all)
 {
     for (adapt_work *w = all->adapts; w; w = w->next) {

@@ -9,9 +9,9 @@
 void ms__choices_pass(ms_captured *c, ms_pass *p);
 // At the end of the recording: makes GPUs decide what they can.
 ms_status ms__choices_end(ms_captured *c);
-// Before a repetition: waits if too many earlier ones are not known to the host.
+// Before a repetition: waits if the host does not know yet what too many earlier ones have decided.
 ms_status ms__choices_ready(const ms_captured *c);
-// After the step's work has been freed.
+// Frees the lists of decisions; called after the step's work has been freed.
 void ms__choices_forget(ms_captured *c);
 
 #endif

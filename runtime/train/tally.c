@@ -112,7 +112,7 @@ ms_tally_place ms__tally_place(const ms_tally *t)
     return (ms_tally_place) { .there = ms__data(t->there), .host = t->pinned };
 }
 
-// Adds the steps that the GPU has made, as far as the host can see now.
+// Adds to the script's numbers the steps that the GPU has made, as far as the host can see now.
 static void add_known(ms_tally *t)
 {
     uint64_t both = __atomic_load_n(t->pinned, __ATOMIC_ACQUIRE);
@@ -133,7 +133,7 @@ static ms_status settle(ms_tally *t)
 
 static uint32_t pending(const ms_tally *t) { return t->issued - t->known.done; }
 
-// Adds the steps that are known. Waits until at most `most` decisions are pending.
+// Adds the steps that are known to the script's numbers. Waits until at most `most` decisions are pending.
 static ms_status wait_until(ms_tally *t, uint32_t most)
 {
     add_known(t);

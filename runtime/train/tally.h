@@ -18,8 +18,8 @@ bool ms__tally_updates(const ms_tally *t, const void *counts, size_t bytes);
 ms_tally_place ms__tally_place(const ms_tally *t);
 // States that each repetition makes one more decision, with room for `depth` pending ones.
 void ms__tally_use(ms_tally *t, uint32_t depth);
-// Before a repetition: waits until there is room for its decisions. Its work then need not wait: a wait that fails, as
-// when a script is interrupted, must not leave a repetition of which a part has counted its step.
+// Before a repetition: waits until there is room for its decisions. Its work then need not wait: if a wait inside it
+// failed, as when a script is interrupted, only a part of the repetition's steps would have been counted.
 ms_status ms__tally_ready(ms_tally *t);
 // Before a decision is queued that the kernel `choose` counts. Adds the steps that are known to the numbers. *pending:
 // how many earlier decisions are not known, fewer than depth: waits for the oldest of them if there are more. *base:
@@ -27,8 +27,8 @@ ms_status ms__tally_ready(ms_tally *t);
 ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *pending, uint32_t *base);
 
 double *ms__tally_tracker(const ms_tally *t);  // the count of steps without infinities, on the GPU
-// The count with which the next change of the scale begins: NaN for that on the GPU. Otherwise the script may have
-// changed it, and that on the GPU is replaced.
+// Returns the count with which the next change of the scale begins. NaN: the count on the GPU. Any other count replaces
+// that on the GPU, because the script may have changed it.
 double ms__tally_next(ms_tally *t);
 
 #endif

@@ -64,7 +64,7 @@ local function start(file, out)
 end
 
 --- Trains given.steps steps without kills, then again with kills. Returns the number of kills that found the job
---- running, and the number of lines that were superseded. Raises at the first fault.
+--- running, and the number of lines moved to superseded.jsonl. Raises at the first fault.
 ---@param given {folder: string, steps: integer, kills: integer, random: function, after: function}
 ---   random: returns a number from 0 to 1; after: called after each kill of a run that has logged lines, with the
 ---   run's folder and the number of kills

@@ -32,7 +32,7 @@ typedef struct job {
     int64_t first, count, group;  // the current images, and the group of channels
     int64_t columns;              // count x L: columns of the current matrices
     const char *x;                // the images
-    char *cols;                   // K x columns
+    char *cols;                   // K x columns: the current images, unfolded (im2col)
     char *rows;                   // M x columns: the group's output channels of the current images (move_rows)
     const void *from;
     void *to;  // add_to: `from` is added to `to`; fold: `to` is the gradient of x

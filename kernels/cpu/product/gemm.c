@@ -185,7 +185,7 @@ static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs,
         }
 }
 
-// Packs a part of each column of A into panels of 8 rows.
+// Packs t, which holds RUN / 2 converted numbers of each column of A, into panels of 8 rows.
 static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
 {
     for (int64_t i = 0; i < RUN / 16; i++)

@@ -39,9 +39,8 @@ struct flash {
     int heads, inner, tq, tk, d;           // heads: product of the batch dimensions; inner: size of the last one
     bool causal;
     float scale;
-    float
-        unit;  // factor of scores before exp2: scale / ln 2, or 1 / ln 2 in ALTERED kernels (mask_scores applies scale)
-    float keep;         // factor of the probabilities that dropout keeps
+    float unit;  // factor of scores before exp2: scale / ln 2; with a mask or dropout 1 / ln 2 (mask_scores scales)
+    float keep;  // factor of the probabilities that dropout keeps
     strided_part mask;  // data is NULL without a mask; strides of the two batch dimensions: stride[0], stride[1]
     dropped dropout;
 };

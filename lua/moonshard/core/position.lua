@@ -57,10 +57,10 @@ local function add_branch(list, fn, first, last, n)
   if skipped then list[#list + 1] = { first = first, last = last, skipped = skipped } end
 end
 
--- The loops of a function, and its `if` statements with two parts, sorted by first instruction. slot: the local that
--- holds the index or the generator, from 0; nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set
--- the index. from, to: first and last line of the loop or `then` part; second, other: first and last line of the
--- other part.
+-- Lists the loops of a function, and its `if` statements with two parts, sorted by first instruction. Fields: slot (the
+-- local, counted from 0, that holds the index or generator of a `for` loop; nil: not a `for` loop), start (the opcode
+-- and operand that set the index), from and to (first and last line of the loop or `then` part), second and other
+-- (first and last line of the `if`'s other part).
 local function loops_of(fn)
   if known[fn] then return known[fn] end
   local list, entries, setters, lines, forward = {}, {}, {}, {}, {}

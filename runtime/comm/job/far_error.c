@@ -6,7 +6,7 @@
 #include "comm/internal.h"
 #include "comm/job/message.h"
 
-// Odd tags; those of collectives are even (far.c).
+// The tags of messages are odd; those of collectives are even (far.c). OUTBOX: the number of messages in `outbox`.
 enum { TAG_ERROR = 1, TAG_ASK = 3, TAG_ANSWER = 5, OUTBOX = 32 };
 
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;

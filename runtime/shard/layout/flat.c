@@ -8,8 +8,8 @@
 
 static size_t size_of(int dtype) { return (size_t)ms__dtype_size(dtype); }
 
-// The offset at which a parameter begins: a multiple of the views' alignment, in elements of the dtype that the unit
-// was made with. Every element therefore stays on its rank when the unit is converted to another dtype.
+// Rounds an offset up to where a parameter may begin: views.align bytes, in elements of the dtype that the unit was
+// made with. Every element therefore stays on its rank when the unit is converted to another dtype.
 static int64_t place(const unit *u, int64_t at)
 {
     return (at + u->memory.piece_elements - 1) / u->memory.piece_elements * u->memory.piece_elements;

@@ -50,7 +50,7 @@ static inline ms_status ms__copy_into(ms_tensor *flat, int64_t offset, ms_tensor
     return st;
 }
 
-// Adds the copy that ms__copy_into would make to a list.
+// Adds to a list the copy that ms__copy_into would make.
 static inline ms_status ms__add_into(ms_copies *c, ms_tensor *flat, int64_t offset, ms_tensor *src)
 {
     ms_tensor *dst = ms__tensor_on(flat->storage, flat->dtype, src->ndim, src->shape, offset);
@@ -59,7 +59,7 @@ static inline ms_status ms__add_into(ms_copies *c, ms_tensor *flat, int64_t offs
     return st;
 }
 
-// Adds zeros for n elements of flat, from element `offset` on.
+// Adds to a list the filling with zeros of n elements of flat, from element `offset` on.
 static inline ms_status ms__add_zeros(ms_copies *c, ms_tensor *flat, int64_t offset, int64_t n)
 {
     if (n <= 0) return MS_OK;

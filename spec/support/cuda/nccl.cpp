@@ -460,7 +460,7 @@ nccl_result call(ncclComm *c, void *stream, const operation &o)
     fault f = next_call(kinds[o.kind].call);
     if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     nccl_result r = usable(c);
-    // This holds inside a group, too: its calls are only collected, and leave the communicator's state as it is.
+    // Checked inside a group, too: a group's calls are only collected, and leave the communicator's state as it is.
     if (r != NCCL_Success) return r;
     bool known = false;
 #define KNOWN(name, value) known = known || o.type == NCCL_##name;

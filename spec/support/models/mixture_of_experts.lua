@@ -81,7 +81,7 @@ end
 
 return {
   MixtureOfExperts = MixtureOfExperts,
-  --- One process for all ranks of the group; this rank's expert is module[3], as on a rank.
+  --- Makes a model for one process that replaces all ranks: module[3] is this rank's expert, `others` has the others.
   alone = function(...) return Alone(common.options(...)) end,
   init = function(...) return MixtureOfExperts(common.options(...)) end,
 }
