@@ -25,7 +25,7 @@ static ms_status copy_backward(ms_backward_call *b)
 static ms_status check_cast(ms_call *c)
 {
     if (c->n_i < 1 || c->i[0] < 0 || c->i[0] >= MS_DTYPES)
-        return ms__call_fail(c, "needs the number of a dtype, from 0 to %d, as its integer", MS_DTYPES - 1);
+        return ms__call_fail(c, "needs one integer, the number of a dtype from 0 to %d", MS_DTYPES - 1);
     const ms_tensor *x = c->in[0];
     return ms__call_out(c, 0, (int)c->i[0], ms__device(x), x->ndim, x->shape);
 }

@@ -21,9 +21,13 @@ static ms_status check_integers(ms_call *c, int n)
 }
 static ms_status no_window(ms_call *c, int64_t height, int64_t width)
 {
-    return ms__call_fail(c, "no window of %lld x %lld elements fits images of %lld x %lld",
-                         (long long)c->i[MS_COLUMNS_KERNEL], (long long)c->i[MS_COLUMNS_KERNEL + 1], (long long)height,
-                         (long long)width);
+    const int64_t *kernel = c->i + MS_COLUMNS_KERNEL, *pad = c->i + MS_COLUMNS_PAD;
+    const int64_t *dilation = c->i + MS_COLUMNS_DILATION;
+    return ms__call_fail(c,
+                         "a kernel of %lld x %lld with dilation %lld x %lld does not fit images of %lld x %lld with "
+                         "padding %lld x %lld",
+                         (long long)kernel[0], (long long)kernel[1], (long long)dilation[0], (long long)dilation[1],
+                         (long long)height, (long long)width, (long long)pad[0], (long long)pad[1]);
 }
 
 static ms_status check_im2col(ms_call *c)

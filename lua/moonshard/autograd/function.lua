@@ -215,8 +215,8 @@ function M.checkpoint(fn, ...)
   for k = 1, select("#", ...) do
     local x = select(k, ...)
     if is_tensor(x) and x.id < 0 then
-      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and make the instance inside the function", k,
-        errors.kind(x))
+      errors.raise("checkpoint: argument %d is %s, but instances of tensor classes cannot be arguments; pass its inner tensors and make the instance inside the function",
+        k, errors.kind(x))
     end
   end
   if not opts.fn.test(fn) then opts.wrong(fn, "a function or a module", "checkpoint: argument 1") end

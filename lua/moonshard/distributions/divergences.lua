@@ -80,7 +80,8 @@ return function(D)
   register(D.Independent, D.Independent, function(p, q)
     local n = p.reinterpreted_batch_ndims
     if n ~= q.reinterpreted_batch_ndims then
-      errors.raise("kl_divergence: %s and %s, expected the same number of dimensions", tostring(p), tostring(q))
+      errors.raise("kl_divergence: %s has %d reinterpreted batch dimensions and %s has %d, expected equal numbers",
+        tostring(p), n, tostring(q), q.reinterpreted_batch_ndims)
     end
     local sum = D.kl_divergence(p.base_dist, q.base_dist)
     for _ = 1, n do sum = sum:sum(-1) end

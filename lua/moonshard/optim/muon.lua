@@ -39,7 +39,7 @@ local function shape_of(p) return rawget(p, "_whole_shape") or p.shape end
 function Muon:_accept(p, k)
   local shape = shape_of(p)
   if #shape ~= 2 then
-    raise("%s: parameter %d has shape %s, expected a matrix; give all others to another optimizer%s", self:class_name(),
+    raise("%s: parameter %d has shape %s, expected a matrix; give parameters that are not matrices to another optimizer%s", self:class_name(),
       k, tostring(shape), rawget(p, "_flat") and " (fsdp.FSDP needs use_orig_params = true)" or "")
   end
 end
