@@ -49,8 +49,8 @@ function M.follow(fn)
   for _, message in ipairs(earlier) do fn(message) end
 end
 
---- Writes a warning to stderr, prefixed with the rank if there are several. Inside catch_warnings it is appended to
---- the list that catch_warnings returns instead.
+--- Writes a warning to stderr, prefixed with the rank if there are several. Inside catch_warnings it is instead
+--- appended to the list that catch_warnings returns.
 ---@param message string  without a newline
 function M.warn(message)
   opts.expect(message, opts.string, "warn: message")

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The script's position: for each running function its line, the loops around that line, and their iterations. Every
---- rank runs the same script, so positions of ranks can be compared: an earlier iteration or line comes first.
+--- The script's position: for each running function its line, the loops and `if` statements around that line, and the
+--- loops' iterations. Every rank runs the same script, so positions of ranks can be compared: an earlier iteration or
+--- line comes first.
 local context = require "moonshard.core.context"
 local errors = require "moonshard.core.errors"
 local bytecode, line_info = require "jit.util".funcbc, require "jit.util".funcinfo
@@ -142,7 +143,7 @@ end
 
 ---@class Position
 ---@field text string     the whole position
----@field caught string?  the part outside the innermost pcall, which continues after an error; nil: no pcall
+---@field caught string?  the part outside the innermost pcall or xpcall, which may continue after an error; nil: none
 ---@field step integer?   the step of the outermost ms.steps
 
 --- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that

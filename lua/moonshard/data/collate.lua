@@ -152,8 +152,8 @@ end
 
 -- ---- item by item ----------------------------------------------------------------------------------------
 
--- These functions make the batch of default_collate while the items are made: a loader makes no table for each item.
--- The tensors of an item are copied before the next item is made; with `releases` (M.columns), its first two are then released.
+-- These functions make the batch of default_collate item by item, so that a loader needs no table for each item. The
+-- tensors of an item are copied when it is added; with `releases` (M.columns), its first two are then released.
 
 -- Makes the column a list, because item k cannot be copied: the items before k become views of what was copied.
 local function give_up(column, k)

@@ -92,7 +92,8 @@ local function once(files)
   return kept
 end
 
---- Reads the kind and number of tokens of a `.bin` file from its header.
+--- Reads the header of a `.bin` file. Returns its row of SHARDS and the number of tokens; nil and the reason if it is
+--- not valid.
 local function shard_header(file)
   local head, err = read(file.path, HEADER)
   if not head then return nil, err end

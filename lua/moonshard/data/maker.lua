@@ -110,7 +110,8 @@ function Maker:batch(epoch, positions) return scope.run("DataLoader", batch_of, 
 
 -- ---- iterable datasets -----------------------------------------------------------------------------------
 
--- The items of block k (from 0) of the stream: batch k of all ranks. Begins the stream again if it is past block k.
+-- The items of block k (from 0) of the stream: batch k of all ranks. Begins the stream again if it is past block k
+-- or of another epoch.
 local function block(self, epoch, k)
   local size, stream = self.batch_size * self.world, self.stream
   if not stream or stream.epoch ~= epoch or stream.count > k * size then

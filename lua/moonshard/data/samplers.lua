@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Samplers: the order in which positions of a dataset are visited. Entry j of epoch e is computed from the seed, e and
---- j, without a state, so the order is the same on every device, with any number of threads, workers and ranks, and an
---- epoch continues at any entry.
+--- Samplers: the order in which positions of a dataset are visited. The library's samplers compute entry j of epoch e
+--- from the seed, e and j, without a state, so the order is the same on every device, with any number of threads,
+--- workers and ranks, and an epoch continues at any entry.
 local class = require "moonshard.core.class"
 local dataset = require "moonshard.data.dataset"
 local engine = require "moonshard.core.ffi"
@@ -254,8 +254,8 @@ local BucketBatchSampler = Sampler:extend "BucketBatchSampler"
 M.BucketBatchSampler = BucketBatchSampler
 
 --- Cuts a random order into buckets, sorts each by length, cuts it into batches, and visits the batches in random
---- order. Each batch of batch_size * num_replicas items is divided among the ranks; the last one repeats
---- items if the ranks' shares would differ.
+--- order. Each batch of batch_size * num_replicas items is divided among the ranks; the one that is not full
+--- repeats items if the ranks' shares would differ.
 ---@param lengths integer[]|Tensor  the length of each item
 ---@param batch_size integer  items in a batch, on each rank
 ---@param given? {bucket: integer, shuffle: boolean, seed: integer, drop_last: boolean, num_replicas: integer, rank: integer}

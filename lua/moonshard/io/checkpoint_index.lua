@@ -228,8 +228,8 @@ function M.read(dir, verify)
   if not ok or type(index) ~= "table" then bad(dir, "index.json is not valid JSON: %s", tostring(index)) end
   local version = FORMATS[index.format]
   if not version then bad(dir, "its format is %s, expected '%s'", errors.show(index.format), M.FORMAT) end
-  -- An index of format 2 or with the field `sum` must have a correct checksum: damage to one of the two does not
-  -- disable the check.
+  -- An index of format 2 must have a correct checksum. One of format 1 has none; if it has the field `sum`, damage has
+  -- changed its format.
   if verify and (version > 1 or index.sum ~= nil) and not (version > 1 and sealed(text)) then
     bad(dir, "index.json is damaged: its checksum differs")
   end
@@ -307,8 +307,8 @@ end
 
 -- The names, as keys, of the index, of the files that it lists and of those that it replaces; the bytes of the listed
 -- files. The index must have the right checksum or, in format 1, the right hash of every file. Returns nil if the
--- folder is not a checkpoint of Moonshard; with the reason if its index cannot be read, is damaged or has a name that
--- no save gives to a file, or if a hash differs. Does not check the rest of the index.
+-- folder is not a checkpoint of Moonshard; with the reason if its index cannot be read, has a wrong checksum or has a
+-- name that no save gives to a file, or if a hash differs. Does not check the rest of the index.
 local function listed_in(path, at)
   local text, why = read(path, "save")
   if not text then return nil, why end

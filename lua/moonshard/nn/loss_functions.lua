@@ -129,8 +129,8 @@ local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1),
 ---@return Tensor  [], or the input's shape with "none"
 function M.huber_loss(input, target, given) return huber(input, target, given) end
 
--- Raises if an element is not a number from 0 to 1. Only on the CPU: on a GPU the host would wait for the values. Not
--- while a step is captured either, because such a step must not read values.
+-- Raises if an element is not a number from 0 to 1. Unchecked: tensors on a GPU, whose values the host would wait for;
+-- sharded ones and instances of tensor classes; and all while a step is captured, because it must not read values.
 local function check_probabilities(t, what)
   if t.device ~= "cpu" or t.dtype == "bool" or t.placements or t.id < 0 or t:numel() == 0 or capture.active() then return end
   local plain = t:detach()
@@ -146,8 +146,8 @@ local bce = elementwise("binary_cross_entropy", { weight = optional_tensor }, fu
   return weighted(-(y * p:log():clamp_min(-100) + (1 - y) * (1 - p):log():clamp_min(-100)), o.weight)
 end)
 --- -(target * log(input) + (1 - target) * log(1 - input)); logarithms are at least -100. Errors: on the CPU, an element
---- that is not from 0 to 1. On a GPU, and in captured steps, this is not checked, because reading the elements waits:
---- an input outside of 0 to 1 gives nan.
+--- that is not from 0 to 1. This is not checked on a GPU, where reading the elements would wait, in captured steps,
+--- which must not read them, and for sharded tensors: there an input outside of 0 to 1 gives nan.
 ---@param input Tensor  probabilities of any shape
 ---@param target Tensor  from 0 to 1, of any dtype, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }  weight: factor of each element; broadcasts
