@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Calls of the operators that resample images and that copy their windows to columns; arguments of interpolation. nn.F
---- and the layers pass `who`, the name that errors show.
+--- Calls the operators that resample images, and those that copy windows of images to columns and back; checks their
+--- arguments. nn.F and the layers pass `who`, the function's or layer's name in messages.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -17,7 +17,7 @@ local op_resample, op_im2col, op_col2im = engine.op "resample", engine.op "im2co
 
 local M = {}
 
--- Kinds of resampling (kernels/formulas/resample.h).
+-- The engine's numbers for the kinds of resampling (ms_resample_kind, kernels/formulas/resample.h).
 local KIND = { nearest = 0, ["nearest-exact"] = 1, linear = 2, cubic = 3, linear_antialias = 4, cubic_antialias = 5,
   reflect = 6, replicate = 7, circular = 8 }
 
@@ -71,7 +71,7 @@ function M.interpolation(who, given)
   return o
 end
 
--- A list of the factors for `dims` dimensions.
+-- A list of the scale factors for `dims` dimensions: v for each one, or a copy of the list v.
 local function factors_of(who, v, dims)
   local list = {}
   local good = type(v) == "number" or opts.is_plain(v) and #v == dims

@@ -190,8 +190,8 @@ end
 
 local function is_persistent(m, name) return not (m._transient and m._transient[name]) end
 
--- Returns the names, the values and the owners ({ module, field }) of all parameters and persistent buffers, in listing
--- order; a shared one occurs under each of its names. Flat parameters are omitted.
+-- Returns the names, the values and the owners ({ module, field }) of all parameters and persistent buffers, module by
+-- module, parameters first; a shared one occurs under each of its names. Flat parameters are omitted.
 function Module._state(self)
   local names, modules = {}, {}
   walk(self, "", nil, names, modules, {})
@@ -336,7 +336,7 @@ function Module._count_from(n)
   return n
 end
 
--- Raises for a whole tensor that a sharded parameter would have to copy.
+-- Raises if sd has a whole tensor for a parameter that is sharded at present.
 local function refuse_whole(self, sd)
   local names, values = self:_state()
   for k, name in ipairs(names) do
@@ -350,8 +350,9 @@ local function refuse_whole(self, sd)
 end
 
 --- Loads a state dict by copying; with assign, its tensors replace the module's. Everything is checked before anything
---- changes. State dicts of PyTorch count the elements of containers from 0 (their "net.0.weight" is "net.1.weight"
---- here): load them with count_from = 0. Errors: different shapes; with strict, missing or unknown names.
+--- changes; only names are checked at the end if the model has load_state_dict post hooks, which may edit their lists.
+--- State dicts of PyTorch count the elements of containers from 0 (their "net.0.weight" is "net.1.weight" here): load
+--- them with count_from = 0. Errors: different shapes; with strict, missing or unknown names.
 ---@param sd table<string, Tensor>  tensors by name
 ---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
 ---@return string[] missing  prints as "<All keys matched successfully>" if both lists are empty

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Module: extra state, and hooks before and after state dicts are made and loaded. A hook gets the prefix of its
---- module's names ("blocks.1.", "" for the module whose state dict it is), because the tables have the names of all
---- modules.
+--- Module: extra state, and hooks before and after state dicts are made and loaded. Hooks other than those after
+--- loading get the prefix of their module's names ("blocks.1.", "" for the module whose state dict it is), because the
+--- tables have the names of all modules.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -30,7 +30,7 @@ function Module:set_extra_state(value)
   raise("set_extra_state: %s has no extra state, so it cannot take %s", self:class_name(), show(value))
 end
 
---- The names and modules of all extra states, in listing order.
+--- The names and modules of all extra states, in the order of modules().
 ---@return string[] names, Module[] modules
 function Module._extras(self)
   local names, modules, found, owners = {}, {}, {}, {}
@@ -108,7 +108,7 @@ function Module._before_saving(self)
   each(self, "saving", false, function(hook, m, prefix) hook(m, prefix) end)
 end
 
---- Adds the extra states to a new state dict and runs the hooks after it.
+--- Adds the extra states to a new state dict, then runs the state dict post hooks.
 ---@return table sd
 function Module._after_saving(self, sd)
   local names, modules = self:_extras()

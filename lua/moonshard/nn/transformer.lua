@@ -207,7 +207,7 @@ local transformer_options = {
 }
 for name, default in pairs(layer_options) do transformer_options[name] = default end
 
---- Encoder and decoder, each followed by a LayerNorm. Called with (src, tgt, opts).
+--- Encoder and decoder, each followed by a LayerNorm unless it is a custom one. Called with (src, tgt, opts).
 ---@class Transformer: Module
 ---@field encoder TransformerEncoder  or the option custom_encoder
 ---@field decoder TransformerDecoder  or the option custom_decoder

@@ -87,8 +87,8 @@ function M._has_peers(params)
   return false
 end
 
--- With calls.one, an error on one rank makes the first all-reduce of its peers' calls fail, so the ranks need not agree
--- before the call.
+-- With calls.one, an error on one rank, such as a wrong argument, makes the first all-reduce of its peers' calls fail,
+-- so the ranks need not exchange beforehand whether their arguments are right.
 M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
 M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Pooling over the last one to three dimensions: arguments as lists, and calls of the operators. nn.F and the layers
---- pass `who`, the name that errors show, and `dims`, the number of dimensions.
+--- Pooling over the last one to three dimensions: converts arguments to lists and calls the operators. nn.F and the
+--- layers pass `who`, the function's or layer's name in messages, and `dims`, the number of dimensions.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -47,8 +47,9 @@ local specs = {
   ["unpool layer"] = { stride = opts.any, padding = opts.any },
 }
 
---- The options of a pooling, with kernel, stride, padding and dilation as lists. stride: argument 3 or the option.
+--- The options of a pooling, with kernel, stride, padding and dilation as lists.
 ---@param kind "max"|"avg"|"power"|"unpool"|"unpool layer"  the options that are accepted
+---@param stride any  the stride; nil: that of the options, else the kernel's size; or the options in place of `given`
 function M.arguments(who, kind, dims, kernel, stride, given)
   if opts.is(stride) then stride, given = nil, stride end
   local o = opts(who, given, specs[kind == "avg" and dims == 1 and "avg1d" or kind])

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Modules that wrap another module. They add nothing to names. Fields, methods and elements (`m[i]`) that they lack
---- are read from the wrapped module; a method found there is called with the wrapped module as `self`.
+--- Modules that wrap another module. They add nothing to its parameters' names. Fields, methods and elements (`m[i]`)
+--- that they lack are read from the wrapped module; a method found there is called with the wrapped module as `self`.
 local rawget, rawset, type = rawget, rawset, type
 
 local M = {}

@@ -80,8 +80,8 @@ function M.note_counts(self, n, flag)
   self._undecided = last
 end
 
---- Makes the counts of steps true, if a GPU has decided about steps: takes back that of the last step if the GPU has
---- skipped it, or reads those of a captured step. Waits for the GPU.
+--- Corrects the groups' counts of steps if a GPU decides which steps are skipped: restores the counts from before the
+--- last step if it was skipped, or reads the counts that the GPU keeps for a captured step. Waits for the GPU.
 ---@param self Optimizer
 function M.settle(self)
   local last = rawget(self, "_undecided")

@@ -2,8 +2,8 @@
 --- Composed: the base of optimizers whose steps are tensor functions called from Lua, one parameter after the other.
 --- Optimizers that treat every element alike are rows of the engine's table instead (kernels/formulas/optim).
 ---
---- A class has `_row` (its name, and the names of its states), `_options` (defaults and kinds), and `_update(group, p,
---- part, g, entry)`, which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in
+--- A class has `_row` (its name, and the names of its states), `_options` (the argument of define), and `_update(group,
+--- p, part, g, entry)`, which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in
 --- `entry`. It may have `_check_group(group, later)`, and `_accept(p, k)`, which raises for a parameter that the
 --- optimizer cannot step.
 local capture = require "moonshard.autograd.capture"
@@ -27,7 +27,7 @@ local Composed = Optimizer:extend "Composed"
 --- Makes a class of optimizers.
 ---@param name string
 ---@param states string[]  the names of the states
----@param options table<string, any>  defaults, or kinds with a default
+---@param options table<string, any>  by name: default values, or kinds of values (core/opts.lua)
 function Composed.define(name, states, options)
   local cls = Composed:extend(name)
   cls._row, cls._options = { name = name, states = states, needed = 0 }, options

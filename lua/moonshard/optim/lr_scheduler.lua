@@ -13,7 +13,7 @@ local M = {}
 local count = opts.whole_from(0)
 local some_steps = opts.option(count, opts.required)
 
--- The factor at step t: linear from start to 1 over `steps` steps. Without start it is (t + 1) / steps, which is not 0
+-- The factor of the learning rate at step t: linear from start to 1 over `steps` steps. Without start it is (t + 1) / steps, which is not 0
 -- at step 0.
 local function warm(t, steps, start)
   if t >= steps then return 1 end
@@ -21,8 +21,8 @@ local function warm(t, steps, start)
   return (t + 1) / steps
 end
 
---- The factor increases linearly over `steps` steps to 1 and stays there. It begins with start_factor, or with 1 /
---- steps.
+--- The factor of the learning rate increases linearly over `steps` steps to 1 and stays there. It begins with
+--- start_factor, or with 1 / steps.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number }
 ---   steps: number of steps until the factor is 1; start_factor: the first factor (default: 1 / steps)
@@ -55,7 +55,7 @@ function M.cosine(optimizer, given)
   end)
 end
 
---- The factor changes linearly from start_factor to end_factor over `steps` steps and stays there.
+--- The factor of the learning rate changes linearly from start_factor to end_factor over `steps` steps and stays there.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number, end_factor: number }
 ---   steps: number of steps from the first factor to the last; start_factor: the first factor (default: 1); end_factor:
@@ -69,7 +69,7 @@ function M.linear(optimizer, given)
   end)
 end
 
---- The factor is constant for a number of steps, and 1 after them.
+--- The factor of the learning rate is constant for a number of steps, and 1 after them.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { factor: number, steps: integer }
 ---   factor: multiplies the initial learning rate; steps: number of steps until the factor is 1 (default: never)
@@ -126,7 +126,7 @@ function M.exponential(optimizer, given)
   return new("exponential", optimizer, function(t) return o.gamma ^ t end)
 end
 
---- The factor at step t is (1 - t / total_iters) ^ power: it decreases from 1 to 0 and stays there.
+--- The factor of the learning rate at step t is (1 - t / total_iters) ^ power: it decreases from 1 to 0, and stays 0.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { total_iters: integer, power: number }
 ---   total_iters: steps until the factor is 0 (default: 5); power: exponent (default: 1)

@@ -88,7 +88,7 @@ methods.close(Scheduler)
 
 local M = { Scheduler = Scheduler, initial_lr = initial_lr }
 
---- Declares that a group's learning rate was set by a schedule, in the run that a checkpoint continues.
+--- Declares that a schedule set a group's present learning rate, in the run whose checkpoint was loaded.
 ---@param group table  a group of an optimizer
 ---@param initial number  the group's initial learning rate
 function M.continue(group, initial) set_by_schedule[group] = { group.lr, initial } end

@@ -30,7 +30,8 @@ local NAME = "ZeroRedundancyOptimizer"
 ---@class ZeroRedundancyOptimizer: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { optimizer_class: table, process_group: Group, parameters_as_bucket_view: boolean, overlap_with_ddp: boolean }): ZeroRedundancyOptimizer
 ---   params: equal lists on all ranks; optimizer_class: such as optim.AdamW; parameters_as_bucket_view: puts a rank's
----   parameters into one block of memory; overlap_with_ddp: a hook of nn.ddp_hooks steps the parameters, not step()
+---   parameters into one block of memory for each dtype and device; overlap_with_ddp: a hook of nn.ddp_hooks steps the
+---   parameters, not step()
 ---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
 local Zero = Optimizer:extend(NAME)
 

@@ -131,8 +131,8 @@ local function contents(model, optimizer)
   return list, steps
 end
 
--- The averages among the entries of the option `state`: a function that calls fn(name in the file, parameter, its
--- average) for each, in the same order on every rank.
+-- Calls fn(name in the file, parameter, its average) for each average of an optim.EMA among `objects`, the entries of
+-- the option `state`; in the same order on every rank.
 local function each_average(who, model, objects, fn)
   local names
   for entry, ema in util.sorted_pairs(objects or {}) do
@@ -200,8 +200,8 @@ function M.options(optimizer)
   return list
 end
 
--- The options that the script has changed since `began`, by group, as text; nil if there are none. A group's learning
--- rate comes with its initial one, for schedules that are made after loading.
+-- The options that the script has changed since M.options returned `began`, by group, as text; nil if there are none. A
+-- changed learning rate comes with the group's initial one, for schedules that are made after loading.
 local function changed_options(optimizer, began)
   local now, changed, any = M.options(optimizer), {}, false
   for g, group in ipairs(optimizer.param_groups) do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Command lines of scripts: options from one table; errors that rank 0 prints, with the most similar name; and Ctrl-C,
---- which ends a script with a one-line message.
+--- Command lines of scripts: one table describes the options; rank 0 prints errors, with the most similar option;
+--- Ctrl-C ends a script with a one-line message.
 local argparse = require "argparse"
 
 local M = {}

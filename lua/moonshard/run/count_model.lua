@@ -3,7 +3,7 @@
 --- loss, as a baseline.
 ---
 --- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), ending with 1/256 (Witten and
---- Bell 1991, method C), where c is the last `order` bytes, then the last order - 1, and so on.
+--- Bell 1991, method C), where s is the next byte, and c is the last `order` bytes, then the last order - 1, and so on.
 local task = require "moonshard.core.task"
 
 local M = {}

@@ -100,7 +100,7 @@ function M.summary(events, total)
   return summary
 end
 
--- The ranges of the script's thread in a trace. The detail of an operator's backward is the module that ran it.
+-- The ranges of the script's thread in a trace. The detail of an operator's backward is the module of its forward.
 local function events_of(trace)
   local list = {}
   for k = 0, trace.n - 1 do

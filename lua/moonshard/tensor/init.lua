@@ -27,7 +27,7 @@ local M = { Tensor = Tensor, methods = methods, classes = classes, is_tensor = i
 
 local fail = errors.fail
 
---- The kind of tensors, for opts.expect.
+--- For opts.expect: accepts only tensors.
 M.a_tensor = opts.kind("a tensor", M.is_tensor)
 
 -- ---- lines that made tensors --------------------------------------------------------------------
@@ -35,8 +35,8 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
 -- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those
 -- of the first 512 tensors, 256 more after each such error, and up to 16 whenever a script opens a scope or begins a
--- loop, until these are another 512 and while finding lines takes less than 3 % of the time. MOONSHARD_DEBUG=info or
--- detail removes the limit.
+-- loop. The latter are 512 in all at most, and only while finding lines takes less than 3 % of the time.
+-- MOONSHARD_DEBUG=info or detail removes the limit.
 -- `ticks`: number of tensors until the next call of note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512

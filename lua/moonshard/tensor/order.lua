@@ -170,7 +170,7 @@ function methods.nanmedian(t, d, given) return median_of("nanmedian", t, d, give
 
 local RULES = { "linear", "lower", "higher", "midpoint", "nearest" }
 
--- Quantiles q (1-d, in t's dtype) of the elements along d, a dimension from 1; they become the first dimension.
+-- Quantiles q (1-d, in t's dtype) of the elements along d, a dimension from 1; the result's first dimension is q's.
 local function quantiles(t, q, d, rule, ignored)
   t = methods.transpose(t, d, -1)
   local values = methods.unsqueeze((sorted("quantile", t, -1, false)), 1)

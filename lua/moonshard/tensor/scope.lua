@@ -118,7 +118,7 @@ end
 
 -- ---- steps --------------------------------------------------------------------------------------
 
--- `loops` maps a chain to its loops whose last step may still be open. A loop that was left by break or an error stays
+-- `loops` maps a chain of scopes to its loops whose last step may be open. A loop that break or an error left stays
 -- in the list; a loop that still runs is recognised by its state, which is a local of a frame on the stack.
 local current_chain = 0
 local loops = { [0] = {} }
@@ -251,9 +251,10 @@ end
 
 -- ---- coroutines ---------------------------------------------------------------------------------
 
--- Each coroutine has its own chain, so a scope that is open across a yield does not own tensors of other coroutines. It
--- also has its own modes (grad, autocast, and those of context.lua), so a no_grad that is open across a yield does not
--- affect other coroutines. A chain is made at the first resume and freed when the coroutine ends or is collected.
+-- Each coroutine has its own chain of scopes, so a scope that is open across a yield does not own tensors of other
+-- coroutines. It also has its own modes (grad, autocast, and those of context.lua), so a no_grad that is open across a
+-- yield does not affect other coroutines. A chain is made at the first resume and freed when the coroutine ends or is
+-- collected.
 local chain_t = ffi.typeof "struct { int n, grad_mode, autocast; }"
 local chains = setmetatable({}, { __mode = "k" })
 local modes = setmetatable({}, { __mode = "k" })         -- by coroutine: its modes of context.lua

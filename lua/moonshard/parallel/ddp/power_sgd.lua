@@ -34,7 +34,7 @@ State.__index = State
 --- matrix_approximation_rank numbers; a matrix that would not shrink by min_compression_rate is averaged uncompressed.
 ---@param group Group?  nil: all ranks
 ---@param given? { matrix_approximation_rank: integer, start_powerSGD_iter: integer, min_compression_rate: number, use_error_feedback: boolean, warm_start: boolean, orthogonalization_epsilon: number, random_seed: integer }
----   matrix_approximation_rank: columns of P and Q; start_powerSGD_iter: first iteration that compresses;
+---   matrix_approximation_rank: columns of each factor, P and Q; start_powerSGD_iter: first iteration that compresses;
 ---   min_compression_rate: a matrix that shrinks less is sent whole; use_error_feedback: adds a rank's approximation
 ---   error to its next gradient; warm_start: starts from the last iteration's Q; orthogonalization_epsilon: added to
 ---   norms of columns, against division by 0; random_seed: seed of random Qs

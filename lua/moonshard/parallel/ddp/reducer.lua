@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reduces DDP's gradients during backward: buckets, parameters that are ready, and the work at the end of the
---- outermost backward (docs/semantics.md#ddp). `st` is the state of one wrapper, made by its constructor.
+--- Reduces DDP's gradients during backward: fills buckets as gradients arrive, starts the reductions of complete ones,
+--- and copies the results back at the end of the outermost backward (docs/semantics.md#ddp). `st` is the state of one wrapper, made by its constructor.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
 local create = require "moonshard.tensor.create"

@@ -31,8 +31,8 @@ local function units_in(m, x)
   return units
 end
 
---- Groups that together contain all ranks of a model's units: only the world if one of them, or a mesh of two, spans it;
---- none if nothing is sharded or replicated.
+--- Groups that together contain all ranks of a model's units: only the world if one group is the world, or if two
+--- groups are the dimensions of a mesh over it; none if no unit has more than one rank.
 ---@param m Module  a model with units
 ---@param x? any  the state dict to load
 ---@return Group[]
@@ -73,7 +73,7 @@ end)
 ---@param who string  the function's name in messages
 ---@param m Module  a model with units
 ---@param given table?  the options
----@param spec table<string, any>  kinds or defaults of the options, by name
+---@param spec table<string, any>  by name: default values of the options, or kinds of values (core/opts.lua)
 ---@param x? any  the state dict to load
 ---@return Group[] groups, table options
 function M.begin(who, m, given, spec, x)

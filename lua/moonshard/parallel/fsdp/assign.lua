@@ -68,7 +68,7 @@ function M.make_room(m, device_of, strict)
   end
 end
 
---- Devices of a state dict's tensors, by name.
+--- Devices of a state dict's tensors, by name; without those that are on meta.
 function M.devices(sd)
   local device_of = {}
   for name, t in pairs(sd) do

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- fsdp.FSDP: wraps a module and combines its parameters into one flat parameter, sharded over the ranks by element.
 ---
---- An instance is a module that contains the wrapped module, but adds nothing to names. Fields, methods and elements
---- (`m[i]`) that the instance lacks are read from the wrapped module. In the engine an instance is a unit with the flat
---- layout (runtime/shard/views/classic.c).
+--- An instance is a module that contains the wrapped module, but adds nothing to its parameters' names. Fields, methods
+--- and elements (`m[i]`) that the instance lacks are read from the wrapped module. In the engine an instance is a unit
+--- with the flat layout (runtime/shard/views/classic.c).
 local alike = require "moonshard.parallel.fsdp.alike"
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"

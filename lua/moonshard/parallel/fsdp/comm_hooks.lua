@@ -111,13 +111,13 @@ define("allreduce_hook", C.MS_COMM_SUM, nil, false)
 ---@param output Tensor  written; this rank's part
 ---@type fun(state: DefaultState, grad: Tensor, output: Tensor)
 define("reduce_scatter_hook", C.MS_COMM_SUM, nil, true)
---- The default reduction, sent as float16.
+--- Sums grad over the group, sent as float16; the state's factors divide before and after the sum.
 ---@param state LowPrecisionState  group, factors and dtype of the result
 ---@param grad Tensor  the whole flat gradient
 ---@param output? Tensor  written; nil: the result goes into grad
 ---@type fun(state: LowPrecisionState, grad: Tensor, output?: Tensor)
 define("fp16_compress_hook", C.MS_COMM_LOW, C.MS_F16)
---- The default reduction, sent as bfloat16.
+--- Sums grad over the group, sent as bfloat16; the state's factors divide before and after the sum.
 ---@param state LowPrecisionState  group, factors and dtype of the result
 ---@param grad Tensor  the whole flat gradient
 ---@param output? Tensor  written; nil: the result goes into grad

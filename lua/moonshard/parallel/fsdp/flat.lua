@@ -105,10 +105,10 @@ end
 
 -- ---- listings for state dicts --------------------------------------------------------------------
 
---- Whether p belongs to a flat parameter.
+--- Whether p is an original parameter that listings replace by its unit's flat parameter.
 function M.is_concealed(p) return rawget(p, "_hidden") == original_hidden end
 
---- Iterates over the FSDP instances among m and its descendants; gives name, flat parameter and unit of each.
+--- Iterates over the flat parameters of m and its descendants; gives the name and the unit of each, too.
 function M.parameters_below(m)
   local names, values, k = {}, {}, 0
   for name, sub in m:named_modules() do

@@ -160,7 +160,7 @@ local function compute_device(mesh, params)
   return on and not on:find "^meta" and on or nil
 end
 
--- Moves buffers, which are not sharded, from the CPU to `device`, the GPU on which the unit computes.
+-- Moves buffers, which are not sharded, from the CPU to `device`, on which the unit computes, if that is a GPU.
 local function move_buffers(modules, device)
   if not device then return end
   autograd.no_grad(function()

@@ -384,7 +384,7 @@ local function same_scalar(key, before, v)
   end
 end
 
--- Assembles the state of an optimizer's parameter from the states of its members; nil if these have none.
+-- Assembles the state of an optimizer's parameter p from the states of members_of(p); nil if these have none.
 local function assemble(p, members, parts)
   local entry
   for _, member in ipairs(members) do
