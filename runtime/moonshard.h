@@ -977,19 +977,19 @@ MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that 
 // from that of other steps, such as one without the optimizer's step.
 MS_API void ms_capture_leave(void);
 // For a gradient scaler in a step that is being recorded. unless: sets *sum to the sum of the `found` tensors, of one
-// float32 element each. If it is 0, a repetition does what is recorded up to unless_end only if its sum is 0, too;
-// otherwise the recording ends (ms_capture_leave). adapt: changes the scale by the rule, now and in each repetition;
-// *rule, which has the count of steps without infinities, must stay valid.
+// float32 element each. If *sum is not 0, ends the recording (ms_capture_leave). Otherwise a repetition does what is
+// recorded up to unless_end only if its own sum is 0, too. adapt: changes the scale by the rule, now and in each
+// repetition; *rule, which has the count of steps without infinities, must stay valid.
 typedef struct ms_scale_rule {
     double growth_factor, backoff_factor, growth_interval, growth_tracker;
 } ms_scale_rule;
 MS_API ms_status ms_capture_unless(int n, const ms_id *found, double *sum);
 MS_API ms_status ms_capture_unless_end(void);
 MS_API ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule *rule);
-// Where flags, scale and gradients are on one GPU, it decides in repetitions, and only it knows the counts: steps of
-// leaves (ms_optim_group) and growth_tracker. tally: what counts the numbers at `counts`, a block of `bytes` bytes;
-// NULL if they are always up to date. read: brings the numbers up to date, for which it waits; the script may then
-// change them. The numbers must stay valid until the step and the tally are no longer used.
+// If flags, scale and gradients are on one GPU, that GPU decides in each repetition whether to step, and only it knows
+// the counts: steps of leaves (ms_optim_group) and growth_tracker. tally: returns the tally of the numbers at `counts`,
+// a block of `bytes` bytes; NULL if they are always up to date. read: waits for the GPU and brings the numbers up to
+// date; the script may then change them. The numbers must stay valid until the step and the tally are no longer used.
 typedef struct ms_tally ms_tally;
 MS_API ms_tally *ms_capture_tally(const ms_captured *c, const void *counts, double bytes);
 MS_API ms_status ms_tally_read(ms_tally *tally);

@@ -185,7 +185,7 @@ struct ms_group {
     ms_mismatch_text *mismatch;
     size_t place, bytes;  // where the group's slots are in the control memory
     bool freed;
-    // Number of units and captured steps that keep the group's address, also after dist.free_group
+    // Number of holders (ms__group_hold): the group's address stays valid for them, also after dist.free_group
     int holders;
     uint64_t seq, epoch;  // number of collectives issued in `epoch`; engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only

@@ -43,7 +43,7 @@ local function look(self)
   local wanted = self._action == "record" or self._action == "record_and_save"
   if wanted and not self._profile then
     self._profile = self._start(self._options)
-  elseif self._profile and not wanted then              -- as PyTorch, which warns and drops it, too
+  elseif self._profile and not wanted then              -- PyTorch warns and drops it, too
     self._profile:stop()
     self._profile = nil
     log.warn(("profiler.profile: the schedule gave 'record' and then '%s': that recording is dropped; end it by "
