@@ -28,7 +28,7 @@ template <class V> static __device__ __forceinline__ void move(const strided &l)
 template <class V> __global__ void move_kernel(strided l) { move<V>(l); }
 __global__ void move_wide_kernel(strided l) { move<uint4>(l); }
 
-// Whether the operands' rows can be moved 16 bytes at a time; if so, l counts in such units.
+// Whether the operands' rows can be moved 16 bytes at a time; if so, makes l count in units of 16 bytes.
 static bool widen(strided *l)
 {
     int last = l->ndim - 1, size = l->size[0], per = 16 / size;

@@ -86,7 +86,7 @@ static ms_status take_rows(const char *what, int index, const job &q)
                   n.blocks, n.threads, q, s);
 }
 
-// The entries to sort: positions by their ids. Ids out of range come last, as one id.
+// The entries to sort: the numbers k of the ids, by the ids as keys. Ids out of range come last, as one id.
 struct read_id {
     positions q;
     __device__ entry operator()(int64_t k) const

@@ -282,7 +282,7 @@ __global__ void norm_join_kernel(int64_t pieces, double p, const double *sums, c
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-// Multiplies elements [first, last) by f. Returns whether this thread found one that is not finite, if it CHECKS.
+// Multiplies elements [first, last) by f. With CHECKS, returns whether one that this thread multiplied was not finite.
 template <class T, bool CHECKS = false, class S>
 static __device__ __forceinline__ bool scale_part(S *g, int64_t first, int64_t last, T f)
 {
@@ -332,7 +332,7 @@ __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm n
 #undef RUN
 }
 
-// Scales by *inverse, and sets *found if a gradient is not finite.
+// Multiplies the gradients by *inverse, and sets *found to 1 if one of them is not finite.
 __global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const float *inverse, float *found)
 {
     const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
@@ -347,7 +347,7 @@ __global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const fl
 }
 
 // As unscale_kernel, but the first gradient that is not finite and those after it keep their values. sums: the largest
-// |g| of each owner. Every block reads those of the owners up to its own, block 0 all of them.
+// |g| of each owner. Every block reads the sums of the owners up to its own, block 0 all sums.
 __global__ void unscale_until_kernel(ms_norm_job j, const ms_norm_part *list, const double *sums, const float *inverse,
                                      float *found)
 {

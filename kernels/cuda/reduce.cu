@@ -99,8 +99,8 @@ template <class S> __global__ void dense_find_kernel(fold_plan p, int width, con
     found = -group_max(-found, width, shared);
     if (threadIdx.x % width == 0) parts[s * p.outputs + m] = found;
 }
-// The same search for tensors that are not dense (fold_plan), or whose columns are folded. width: threads per output
-// and segment: 1 for columns, so that neighbouring threads read neighbouring elements, otherwise BLOCK.
+// As dense_find_kernel, for tensors that are not dense (fold_plan), or whose columns are folded. width: threads per
+// output and segment: 1 for columns, so that neighbouring threads read neighbouring elements, otherwise BLOCK.
 template <class W> __global__ void find_kernel(fold_plan p, int width, const W *wide, int64_t *parts)
 {
     __shared__ int64_t shared[WARPS];
@@ -322,7 +322,7 @@ static ms_status run_cumsum(ms_call *c)
     ms_tensor *x = c->in[0], *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     held_inputs h;
-    // Adjacent elements are read 16 bytes at a time: worth a copy.
+    // Adjacent elements are read 16 bytes at a time, which is worth a contiguous copy.
     if (x->ndim && d == x->ndim - 1 && x->stride[d] != 1 && x->dtype <= MS_BF16) {
         MS_TRY(h.hold(c, 1));
         x = h.in[0];

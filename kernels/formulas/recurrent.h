@@ -7,12 +7,12 @@
 
 MS_FN REAL R(ms_gate)(REAL x) { return 1 / (1 + R(ms_exp)(-x)); }
 
-// Elman 1990.
+// RNN (Elman 1990).
 MS_FN REAL R(ms_rnn_step)(REAL x, int relu) { return relu ? (x < 0 ? 0 : x) : R(ms_tanh)(x); }
 MS_FN REAL R(ms_rnn_back)(REAL h, int relu, REAL dh) { return relu ? (h > 0 ? dh : 0) : dh * (1 - h * h); }
 
-// Hochreiter & Schmidhuber 1997; Gers et al. 2000. i, f, g, o: input gate, forget gate, candidate, output gate. c: the
-// cell, first before the step and then after it.
+// LSTM (Hochreiter & Schmidhuber 1997; Gers et al. 2000). i, f, g, o: input gate, forget gate, candidate, output gate.
+// c: the cell, first before the step and then after it.
 MS_FN REAL R(ms_lstm_step)(REAL *i, REAL *f, REAL *g, REAL *o, REAL *c)
 {
     *i = R(ms_gate)(*i);
@@ -43,9 +43,9 @@ MS_FN void R(ms_lstm_cell_back)(REAL *i, REAL *f, REAL *g, REAL c, REAL *dc)
     *g = d * in * (1 - *g * *g);
 }
 
-// Cho et al. 2014, with the reset gate applied after the product of state and weights. r, z, n: reset gate, update
-// gate, candidate; n is passed as the candidate's sum over the input alone. hn: the candidate's sum over the state. h:
-// the state before the step.
+// GRU (Cho et al. 2014), with the reset gate applied after the product of state and weights. r, z, n: reset gate,
+// update gate, candidate; n is passed as the candidate's sum over the input alone. hn: the candidate's sum over the
+// state. h: the state before the step.
 MS_FN REAL R(ms_gru_step)(REAL *r, REAL *z, REAL *n, REAL hn, REAL h)
 {
     *r = R(ms_gate)(*r);

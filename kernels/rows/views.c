@@ -236,7 +236,8 @@ static ms_status check_unfold(ms_call *c)
     stride[x->ndim] = x->stride[d];
     return ms__call_view(c, 0, ms__tensor_view(x, x->ndim + 1, shape, stride, x->offset));
 }
-// Adds the gradients of all windows' first elements, then of all second ones, and so on: first elements do not overlap.
+// Adds the gradients of all windows' first elements, then of all second ones, and so on: each time to different
+// elements.
 static ms_status unfold_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];

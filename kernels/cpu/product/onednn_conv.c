@@ -244,7 +244,7 @@ typedef struct plan {
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
     int64_t slots;  // pieces of scratch memory: one for each thread, or for each task if they are fewer
     char *room[3], *sums, *scratch;  // sums: of the weight's gradient, for all current blocks but the very first
-    int status;                      // of a task that failed, else 0
+    int status;                      // of `divide` or a task, if it failed, else 0
 } plan;
 
 static entry *entry_of(const plan *p, int64_t part, int64_t block)
@@ -255,7 +255,7 @@ static entry *entry_of(const plan *p, int64_t part, int64_t block)
 // Whether tasks use only a part of the channels of operand k, which is X or Y; all parts share the other of these two.
 static bool divided(const plan *p, int k) { return k == (p->c->result == X ? X : Y); }
 
-// The part of an operand in the caller's tensor.
+// Where, in the caller's tensor, the elements of operand k begin that a task (a part and a block) uses.
 static float *plain(const plan *p, int k, int64_t part, int64_t block)
 {
     const ms_conv *v = &p->v;
@@ -267,7 +267,7 @@ static float *plain(const plan *p, int k, int64_t part, int64_t block)
     return (float *)p->c->operands[k] + at;
 }
 
-// The part of an operand in its blocked layout.
+// Where a task's elements of operand k begin in their blocked layout; in the caller's tensor if they are not copied.
 static void *blocked(const plan *p, int k, int64_t part, int64_t block)
 {
     if (!entry_of(p, part, block)->move[k]) return plain(p, k, part, block);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/spatial/pooling_body.h -- rows and planes of pooling in one type: REAL, R(name).
 
-// Replaces each of n elements of y by its element of x (which are s apart) if that is larger, NaN, or the first of its
-// window (at < 0), and stores its position in `at`. position: that of x[0] in its plane.
+// Replaces each y[o], for o < n, by x[o * s] if that is larger, NaN, or the first element of its window (at[o] < 0),
+// and stores its position in at[o]. position: that of x[0] in its plane.
 MS_INLINE void R(take)(int64_t n, REAL *restrict y, int32_t *restrict at, const REAL *restrict x, int64_t s,
                        int32_t position)
 {
@@ -22,8 +22,8 @@ MS_INLINE void R(add_back)(int64_t n, REAL *restrict dx, const REAL *restrict g,
     for (int64_t o = 0; o < n; o++) dx[o * s] += g[o];
 }
 
-// Adds what a row of the input, `start` elements from the beginning of its plane, contributes to a row of outputs: to
-// maxima and their positions in `at`, or to sums if `at` is NULL.
+// Combines a row of the input, `start` elements from the beginning of its plane, with a row of outputs: with maxima,
+// and their positions in `at`, or, if `at` is NULL, with sums.
 static MS_KERNEL void R(row_from)(const ms_window *w, const REAL *plane, int64_t start, REAL *y, int32_t *at)
 {
     const REAL *x = plane + start;

@@ -13,7 +13,7 @@ enum { MOST_LANES = 16, LANE_ELEMENTS = 1 << 15 };
 // What a line is before and after its transform.
 typedef enum { COMPLEX, REAL_TO_HALF, HALF_TO_REAL } transform;
 
-// A call. n: the length of the transforms.
+// A call of a transform. n: the length of the transforms.
 typedef struct {
     const ms_tensor *x;
     ms_tensor *o;

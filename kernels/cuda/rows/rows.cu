@@ -102,7 +102,7 @@ template <class T, int N> static __device__ __forceinline__ exp_sum<T> add_exps(
     return { most, a.sum * exp_of(a.most - base) + sum };
 }
 
-// Rows of n adjacent elements, each divided into segments; a block for each.
+// Rows of n adjacent elements, each divided into segments; a block for each segment.
 struct split_rows {
     int64_t n, segments, segment;  // segment: elements of each but the last
     bool log;
@@ -290,7 +290,7 @@ __global__ void softmax_backward_kernel(columns c, int how, const S *g, const S 
     }
 }
 
-// A call: g is NULL in a forward, and x is the output in a backward.
+// A call: g, the gradient of the output, is NULL in a forward; x is the output in a backward.
 struct softmax_call {
     const ms_call *c;
     const ms_tensor *g, *x;

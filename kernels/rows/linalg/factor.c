@@ -35,8 +35,8 @@ static ms_status cholesky_check(ms_call *c)
     MS_TRY(ms__check_matrices(c, 0, "A", true));
     return ms__call_out_like(c, 0, c->in[0]);
 }
-// With G the gradient of L, and P the lower triangle of L^T G, its diagonal halved: S = L^-T P L^-1, and the gradient
-// of A is (S + S^T) / 2.
+// With A = L L^T, G the gradient of L, and P the lower triangle of L^T G, its diagonal halved: S = L^-T P L^-1, and the
+// gradient of A is (S + S^T) / 2.
 static ms_status cholesky_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -89,7 +89,8 @@ static ms_status qr_grad(ms_backward_call *b)
                         (long long)m, (long long)n);
     ms_algebra e = { 0 };
     if (m >= n) return ms__algebra_end(&e, qr_formula(&e, q, r, gq, gr), &b->gin[0]);
-    // A wide A = [X Y], with X = Q U and Y = Q V: Q's gradient also gets Y GV^T, and Y's is Q GV.
+    // A wide A = [X Y], with X = Q U and Y = Q V, R = [U V] and V's gradient GV: Q's gradient also gets Y GV^T, and
+    // Y's is Q GV.
     ms_tensor *u = ms__columns(&e, r, 0, m), *gu = gr ? ms__columns(&e, gr, 0, m) : NULL;
     ms_tensor *gv = gr ? ms__columns(&e, gr, m, n - m) : NULL, *y = ms__times(&e, q, ms__columns(&e, r, m, n - m));
     if (gv) {

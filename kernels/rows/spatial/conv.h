@@ -51,7 +51,7 @@ static inline ms_conv ms__conv_transposed_of(const ms_tensor *y, const ms_tensor
     return ms__conv_of(y, w, j);
 }
 
-// Elements of the kernel, of an image's channel, and of an output's channel.
+// The numbers of elements of the kernel, of an image's channel, and of an output's channel.
 MS_FN int64_t ms__conv_kernel(const ms_conv *v) { return v->kd * v->kh * v->kw; }
 MS_FN int64_t ms__conv_size(const ms_conv *v) { return v->d * v->h * v->w; }
 MS_FN int64_t ms__conv_positions(const ms_conv *v) { return v->od * v->oh * v->ow; }

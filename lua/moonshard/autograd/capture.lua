@@ -144,7 +144,7 @@ end
 local Tally = {}
 Tally.__index = Tally
 
---- Brings the counted numbers up to date, for which it waits. They may then be changed.
+--- Brings the counted numbers up to date; waits for the GPU. The caller may then change them.
 function Tally:read()
   if lib.ms_tally_read(self.made) ~= 0 then errors.fail() end
 end
