@@ -116,7 +116,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (u->pass.open && !u->pass.open_pass) u->pass.open_pass = use;
     if (st == MS_OK && recomputing) {
         if (ms__state.grad_mode)
-            st = ms__order_take_place(u, use);  // without grad mode: the first forward of a nested checkpoint
+            st = ms__order_take_place(u, use);  // without grad mode, a nested checkpoint runs for the first time
     } else if (st == MS_OK && (!u->pass.open || u->pass.open_pass == use)) {
         ms__order_entered(c, u);
         st = ms__prefetch_forward(u);

@@ -162,9 +162,9 @@ ms_status ms_unit_drop_saved_grad(ms_id id)
     return MS_OK;
 }
 
-// An error of one rank ends work at different points on different ranks, so a unit may be whole on one rank and sharded
-// on another. This makes the state equal on all ranks: reshards idle units and discards the recorded order. After a
-// failed backward it also drops pending gradients, because some ranks have reduced theirs already.
+// After an error of any rank, makes the state of units equal on all ranks: reshards idle units and discards the
+// recorded order. (An error ends work at different points on different ranks, so a unit may be whole on one and sharded
+// on another.) After a failed backward also drops pending gradients, because some ranks have reduced theirs already.
 void ms__unit_after_errors(unit *u)
 {
     context *c = u->context;

@@ -121,7 +121,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     ms_status st = writeback && (u->state.summoned || !u->memory.in_place) ? write_back(u) : MS_OK;
     u->state.summoning = false;
     bool discards = !writeback && !u->memory.in_place;
-    for (int j = 0; j < u->n; j++) {  // so that the next gather does not keep discarded changes
+    for (int j = 0; j < u->n; j++) {  // so that discarded changes are not copied to the shard later
         unit_param *p = &u->params[j];
         if (discards) p->param->version->count = p->seen;
         p->seen = p->param->version->count;

@@ -32,7 +32,7 @@ static void count_steps(const ms_pass *p)
     count_changes(p);
 }
 
-// The step in a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance).
+// Queues the step into a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance).
 static ms_status queue(void *arg, ms_captured *c, void *there)
 {
     const ms_pass *p = arg;

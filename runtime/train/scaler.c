@@ -12,7 +12,7 @@
 #include "train/flag.h"
 #include "train/scaler.h"
 
-// The scaler's flags: float32 tensors of one element that the host reads; not 0 if a gradient was inf or NaN.
+// The scaler's flags: float32 tensors of one element, which is not 0 if a gradient was inf or NaN.
 typedef struct {
     int n;
     ms_tensor *t[MS_CUDA_DEVICES + 1];

@@ -24,7 +24,7 @@ struct ms_tally {
     uint64_t *pinned;
     double **numbers;
     int n_numbers;
-    uint32_t issued, marked, depth, users;  // depth: that of the last decision; users: decisions in a repetition
+    uint32_t issued, marked, depth, users;  // depth: pending decisions allowed; users: decisions in a repetition
     ms_tally_counts known;
     void *event;
 };

@@ -143,8 +143,8 @@ kinds["attention with dropout, an embedding, cross-entropy, a checkpoint and a F
 end
 
 --- Runs the training `n` steps, captured or not, and draws random numbers outside of the step after every seventh.
---- Returns the results of all steps and these numbers, followed by the parameters with their states and gradients, and
---- the buffers, at the end; and the step.
+--- Returns a list (the results of all steps and these numbers, then the final parameters with their states and
+--- gradients, and the final buffers), and the step.
 function M.train(make, n, capture)
   ms.manual_seed(3)
   local model, opt, fn = make()

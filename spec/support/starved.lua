@@ -47,7 +47,7 @@ function scenarios.operators(ms)
   return out
 end
 
--- A sharded training with dropout, saved after two steps and loaded into a second model, which takes a third.
+-- A sharded training with dropout, saved after two steps and loaded into a second model, which runs a third step.
 function scenarios.training(ms, rank, folder)
   local nn, fsdp = ms.nn, ms.fsdp
   local function make()

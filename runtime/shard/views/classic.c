@@ -155,7 +155,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     reduction r;
     ms_status st = ms__reduction_new(run, u, reducing, &r);
     if (st != MS_OK || r.n == 0) return st;
-    // A low-precision hook converts from the gradients' own dtype.
+    // A low-precision hook converts the gradients from their own dtype: reduce_dtype has no effect.
     int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW          ? h->low
                                                     : u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype
                                                                                     : own;
