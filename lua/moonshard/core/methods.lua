@@ -20,7 +20,7 @@ local code = string.dump(loadstring [[
 local here = debug.getinfo(1, "S").source
 
 -- Whether name is that of a public method: no metamethod or internal function, no method that every class has, and none
--- that classes of scripts define.
+-- that a script's class defines (init, new, forward).
 local function is_public(name, value)
   return type(name) == "string" and type(value) == "function" and name:sub(1, 1) ~= "_" and name ~= "init"
     and name ~= "new" and name ~= "forward" and class.root[name] == nil

@@ -207,11 +207,11 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
--- The options that a number given in place of the table most likely means, because PyTorch takes them by position.
+-- The options that a number given in place of the table of options most likely means: PyTorch takes them by position.
 local FIRST = { "stride", "batch_size" }
 
--- The part of a message about a value in place of the options. A boolean is most likely the value of the one option
--- that accepts booleans, a string that of the option that accepts it.
+-- The end of a message about a value given in place of the table of options: how to give it by name. A boolean is most
+-- likely the value of the one option that accepts booleans, a string that of the option that accepts it.
 local function by_name(value, spec)
   local found
   for _, name in ipairs(type(value) == "boolean" and errors.names(spec) or {}) do

@@ -87,7 +87,7 @@ end
 
 local merge
 
--- The field `key` of each item, merged.
+-- The field `key` of all items, merged into one value of the batch.
 local function field(list, key, where)
   local parts = {}
   for k, item in ipairs(list) do

@@ -37,8 +37,8 @@ local function add(names, name, module)
   end
 end
 
--- Names of modules, and of functions and tables in them. Of globals only Lua's own: those of the script do not exist in
--- another process.
+-- Names of modules, and of functions and tables in them. Globals have names only if they are Lua's own: those of the
+-- script do not exist in another process.
 local function known()
   local names = { [CLASS_META] = { "moonshard.core.class", "@meta" } }
   for name, module in pairs(package.loaded) do              -- in any order: any of a value's names will do

@@ -154,8 +154,8 @@ local function wanted_classes(given, names, count, path)
   return wanted
 end
 
--- The metatable of the columns, a field of the module because packing.lua sends it to workers by name. `__tensors`:
--- scopes keep the columns that they return.
+-- The metatable of the columns, a field of the module because packing.lua sends it to the workers of a DataLoader by
+-- name. `__tensors`: scopes keep the columns that they return.
 M._Columns = { __tensors = true }
 function M._Columns.__index(columns, name)
   local names = errors.names(columns)

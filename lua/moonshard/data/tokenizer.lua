@@ -90,8 +90,8 @@ local function words_of(texts)
   return list
 end
 
--- Adds sign times the pairs of word number w to the counts of pairs. where[pair]: the words that contain it, or did
--- before a join.
+-- Adds sign times the count of word number w to the counts of the pairs in it. where[pair]: the numbers of the words
+-- that contain the pair, or did before a join.
 local function count_pairs(counts, where, words, w, sign)
   local ids, n = words[w].ids, sign * words[w].count
   for k = 1, #ids - 1 do

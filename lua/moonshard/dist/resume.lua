@@ -19,8 +19,8 @@ local M = {}
 -- call has succeeded since. seen: the value of state.dist_failures that is already accounted for.
 local failed, caught, times, succession, seen = "", nil, 0, false, 0
 
--- Whether the engine has a position for single collectives (positions[1]) and for calls that make collectives inside,
--- such as a backward (positions[0]).
+-- Whether the engine has a position for calls that are one collective (positions[1]) and for calls that make
+-- collectives inside, such as a backward (positions[0]).
 local positions = { [0] = false, false }
 
 --- Records that a call has ended: later calls must not send its position.

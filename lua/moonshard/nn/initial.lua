@@ -25,8 +25,8 @@ local shard_of
 ---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?  shard, position, number of runs, distance of runs
 local function on_sharded(fn) shard_of = fn end
 
--- Returns the tensor to write, the position of its first element in the whole tensor, and, for several contiguous runs
--- of the whole tensor, the number of runs and the distance between their beginnings.
+-- Returns the tensor to write, the position of its first element in the whole tensor, and, if it is several contiguous
+-- runs of the whole tensor, the number of runs and the distance between their beginnings.
 local function target(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
   if shard_of then
