@@ -558,7 +558,7 @@ MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const do
 // To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
 // the order of the latest forward, in the background. Collective.
 MS_API ms_status ms_unit_gather_first(double unit);
-MS_API double ms_unit_of(ms_id p);  // the unit of a managed parameter; 0: p is not managed
+MS_API double ms_unit_of(ms_id p);  // the unit of which p is a parameter; 0: none
 // Flat units: offset of p's piece in this rank's part of the flat parameter, in elements.
 MS_API double ms_unit_flat_offset(ms_id p);
 // MS_VIEWS_FLAT: the flat parameter, 1-d, padded; every call returns the same id
@@ -570,7 +570,7 @@ MS_API ms_id ms_unit_full_tensor(ms_id p);
 MS_API ms_status ms_unit_check_reduced(ms_id p);
 // To be called when a script clears p's grad. Drops the reduced gradient that the engine keeps aside while grad holds
 // an unreduced one. Also drops p's gradients that wait in the unit for a reduction if this rank has met an error since
-// the first of them: they belong to work that failed. No-op in a backward, and if p is not managed.
+// the first of them: they belong to work that failed. No-op in a backward, and if p belongs to no unit.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
 MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
 // A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded

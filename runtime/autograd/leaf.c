@@ -155,7 +155,7 @@ static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
     l->total = NULL;
     bool managed = l->tensor && l->tensor->unit_param;
     if (land(r, l, g)) return MS_RUN_FAILED;
-    // The gradient of a managed parameter lands after its unit has reduced it; the unit then calls ms__leaf_hooks.
+    // The gradient of a unit's parameter lands after the unit has reduced it; the unit then calls ms__leaf_hooks.
     if (managed || !skip_removed(l->hooks, MS_HOOK_LEAF)) return MS_RUN_DONE;
     k->phase = 3;
     k->n = 0;

@@ -9,7 +9,7 @@ bool ms__exclusive(const ms_tensor *t);  // whether t covers all of its storage 
 // *total += g, in place if *total is exclusive. Takes ownership of g.
 ms_status ms__accumulate(ms_tensor **total, ms_tensor *g);
 
-// Runs the leaf hooks of a managed parameter after its gradient has landed on the shard: pushes a task if it has hooks.
+// Runs the leaf hooks of a unit's parameter after its gradient has landed on the shard: pushes a task if it has hooks.
 ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
 // Converts *g to m's dtype. Fails if it has another shape or device, is a sharded parameter or is not floating-point;
 // then releases *g.

@@ -16,8 +16,8 @@ typedef struct ms_run_owner {
     ms_status (*post_backward)(ms_run *run, void *unit, int64_t use);
     // Fails if the gradient's shape differs from the shape of the whole parameter.
     ms_status (*gradient_fits)(const ms_tensor *param, const ms_tensor *grad);
-    // Called when the gradient of a managed parameter is complete in this run. Takes ownership of grad if it sets
-    // *taken.
+    // Called when the gradient of a managed parameter (unit_param is set) is complete in this run. Takes ownership of
+    // grad if it sets *taken.
     ms_status (*accumulate)(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken);
     // Called when the outermost backward has processed all its nodes.
     ms_status (*final)(ms_run *run);

@@ -60,7 +60,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
         if (same) s->host_out = ms__storage_retain(s->host_in);
         else {
             if ((st = host_storage(&s->host_out, out_bytes, c)) != MS_OK) return st;
-            // Bytes between the lines of a piece must not change, so they are copied to the CPU and back.
+            // Bytes between the lines (ms_piece.line) of a piece must not change: they are copied to the CPU and back.
             if (c->n_pieces && !s->runs) st = ms__move(MS_CPU, s->host_out->data, s->device, out, out_bytes);
             else st = ms__cuda_sync(s->device, MS_STREAM_COMPUTE);  // queued kernels may still use the bytes
             if (st != MS_OK) return st;

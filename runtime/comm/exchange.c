@@ -453,7 +453,7 @@ static bool decide(ms_coll *c, bool go)
     return was & 1;
 }
 
-// Waits until all members on this node have completed collective `number`, which has the ring entry of c.
+// Waits until all members on this node have completed collective `number`: c, or an earlier one that used c's slots.
 static ms_status wait_done(ms_waiter *w, uint64_t number)
 {
     ms_coll *c = w->c;
@@ -554,7 +554,8 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     ms_group *g = c->g;
     int k = (int)(c->seq % RING);
     if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
-    // The ring entry is free when this rank's earlier collective in it has finished and no peer reads its payload.
+    // Entry k of the ring of slots is free when this rank's earlier collective in it has finished and no peer reads the
+    // payload of that collective.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
     if (g->committed[k]) MS_TRY(wait_done(w, g->committed[k]));
 

@@ -218,7 +218,7 @@ char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at)
 
 // ---- events ----
 
-// Whether all peers have left the collective that used the event.
+// Whether no peer will queue another wait for the event: all have left the collective that used it (ms_slot.left).
 static bool has_left(const struct own_event *e)
 {
     const ms_group *g = e->used.g;

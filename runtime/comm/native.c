@@ -366,7 +366,7 @@ static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
     return fail(w, text);
 }
 
-// Copies the blocks of pieces that consist of lines to the output.
+// Copies to the output the blocks of pieces that are not contiguous there (ms_piece.line).
 static ms_status place_lines(ms_coll *c)
 {
     const char *from = c->gpu.native->whole->data;

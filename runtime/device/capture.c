@@ -267,9 +267,9 @@ static ms_status queue(ms_captured_work *w, ms_captured *c, const graph *g)
     return f->how.queue(w->arg, c, f->how.bytes ? (char *)g->there->data + f->at : NULL);
 }
 
-// Makes a graph of the fixed work from `first` on. All memory that this allocates stays pinned as long as the graph
-// exists: the graph's numbers, and temporary memory of its kernels. All work of the graph may use the same temporary
-// blocks, because it runs in order. False if there can be no graph; then nothing has run.
+// Makes a CUDA graph of the fixed work (ms__capture_fixed) from `first` on. All memory that this allocates stays pinned
+// as long as the graph exists: the graph's numbers, and temporary memory of its kernels. All work of the graph may use
+// the same temporary blocks, because it runs in order. False if there can be no graph; then nothing has run.
 static bool make_graph(ms_captured *c, ms_captured_work *first)
 {
     const ms_cuda_table *t = ms__cuda();
@@ -296,8 +296,8 @@ static bool make_graph(ms_captured *c, ms_captured_work *first)
     return false;
 }
 
-// Makes graphs of all sequences of two or more pieces of fixed work. Stops at the first failure: the work after it is
-// queued piece by piece.
+// Makes CUDA graphs of all sequences of two or more pieces of fixed work (ms__capture_fixed) on one GPU. Stops at the
+// first failure: the work after it is queued piece by piece.
 static void make_graphs(ms_captured *c)
 {
     c->graphed = true;

@@ -163,8 +163,8 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
         return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
-    // The driver's waits check no peers. It waits before it copies to the host, and where it copies more than STAGED
-    // bytes to the device: from pinned memory until they are read, from other memory until it has staged the last ones.
+    // The driver's waits check no peers, so poll before a copy in which the driver waits: to the host; and of more than
+    // STAGED bytes to the device, where it waits until they are read from pinned memory, or staged from other memory.
     enum { STAGED = 64 << 10 };
     if (way == MS_TO_HOST || (way == MS_TO_DEVICE && bytes > STAGED)) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));
     MS_TRY(table->copy(index, MS_STREAM_COMPUTE, dst, src, bytes, way));
