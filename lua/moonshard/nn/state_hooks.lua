@@ -159,7 +159,7 @@ local MISSING = opts.printing { __tostring = function(missing)
 end }
 local UNEXPECTED = opts.printing { __tostring = function(unexpected) return listed(unexpected, "unexpected") end }
 
---- Makes the lists of missing and unexpected names ones that show what is in them when they are printed.
+--- Makes tostring of the lists of missing and unexpected names show their contents.
 ---@return string[] missing, string[] unexpected
 function Module._printed_names(missing, unexpected)
   unexpected_of[missing] = unexpected

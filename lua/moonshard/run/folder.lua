@@ -26,7 +26,8 @@ local M = { json = json }
 ---@field path string  path of the folder
 ---@field note? string  why the folder is not in runs/
 ---@field texts? table<string, boolean>  names of the texts that a new run has written; nil: the run continues another
----@field again? {step: integer, from: integer, count: integer}  the lines of the step after which the run continues
+---@field again? {step: integer, from: integer, count: integer}  the lines of the step after which the run continues:
+---   that step, the number of bytes before the lines, and their count
 ---@field taken? boolean  true: a later run of this process continues in this folder
 local Folder = {}
 Folder.__index = Folder

@@ -141,8 +141,8 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
--- Stores the approximation error of a bucket's compression and, with warm_start, its Q for the next iteration; drops
--- both if the iteration was given up, because the error must not contain gradients of a failed step.
+-- Stores the approximation error of a bucket's compression and, with warm_start, its right factors, Q, for the next
+-- iteration; drops both if the iteration was given up, because the error must not contain gradients of a failed step.
 local function settle(state, run, ok)
   local memory = run.memory
   local fresh = { error = run.error, q = state.warm_start and run.q or nil }
@@ -161,7 +161,8 @@ local function give_up(run)
   end
 end
 
--- Begins to compress a bucket: everything up to the all-reduce of P. Returns a table from which `finish` continues.
+-- Begins to compress a bucket: does everything up to the all-reduce of the left factors, P. Returns a table from which
+-- `finish` continues.
 local function begin(state, bucket, batched)
   local flat, world = bucket.flat, dist.world_size(state.group)
   local plan

@@ -81,7 +81,7 @@ end
 --- buffer that is not on meta, otherwise the default device. Raises if the parameters are on several devices, unless
 --- these are the CPU and one GPU and device_id is given.
 ---@param modules Module[]  the modules that the instance manages
----@param device_id? integer|string  the option: an index from 0 or a device's name
+---@param device_id? integer|string  the option: a GPU's index from 0 (the CPU if there is no GPU), or a device's name
 ---@param ignored_params table<Parameter, boolean>  parameters that the instance ignores, as keys
 ---@return string
 function M.device(modules, device_id, ignored_params)

@@ -460,7 +460,7 @@ function FSDPModule:set_reshard_after_backward(on, given)
 end
 
 --- With false, the next backward is not the last of the step: its end does not wait for the reductions, and keeps the
---- order of the units for the backward that follows.
+--- order in which the units' forwards ran for the backward that follows.
 ---@param on boolean  initially true
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)

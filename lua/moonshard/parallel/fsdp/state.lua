@@ -176,7 +176,8 @@ end
 --- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others pass `{}`). With assign,
 --- tensors on meta are allocated on the devices of the state dict's tensors (on the CPU with broadcast_from_rank0); all
 --- other tensors receive copies. State dicts of PyTorch count the elements of containers from 0: use count_from = 0. If
---- one rank refuses the state dict, all ranks refuse it, before anything changes.
+--- one rank refuses the state dict, all ranks refuse it, before anything changes; names that load_state_dict post hooks
+--- may edit are checked at the end.
 ---@param m table  a model with sharded modules
 ---@param sd table<string, Tensor>  a result of fsdp.state_dict, of any type
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
