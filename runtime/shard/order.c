@@ -126,8 +126,9 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     return n;
 }
 
-// Called after the optimizer's step: starts the gather of the first unit with parameters in the latest forward's order.
-// On the CPU the step, which ran on this thread, is complete; on a GPU the gather itself waits for writes to the shard.
+// Called after the optimizer's step: starts the gather of the first unit with parameters in the latest forward's order,
+// if that unit may be gathered early. On the CPU the step, which ran on this thread, is complete; on a GPU the gather
+// itself waits for writes to the shard.
 ms_status ms_unit_gather_first(double handle)
 {
     unit *u = ms__unit(handle);

@@ -59,7 +59,8 @@ inline int find_storage(dl_phdr_info *info, size_t, void *out)
     return 0;
 }
 
-// Poisons the shared memory of a block and, afterwards, counts what it wrote of the static part, in units of 16 bytes.
+// Poisons a block's shared memory before it runs; afterwards counts what it wrote of the static part, in units of
+// 16 bytes.
 class shared_watch
 {
     storage all;
