@@ -447,7 +447,7 @@ static __device__ inline void publish(const ms_tally_place &t, uint32_t value)
 {
     uint32_t done = t.there->done + 1;
     *t.there = { done, value };
-    uint64_t both = done | (uint64_t)value << 32;  // ms_tally_counts: the machines of GPUs store the low word first
+    uint64_t both = done | (uint64_t)value << 32;  // an ms_tally_counts: the host is little-endian
 #ifdef MS_EMULATED
     __atomic_store_n(t.host, both, __ATOMIC_RELEASE);
 #else

@@ -12,7 +12,7 @@ static const char *const names[] = { "libopenblas.so.0", "liblapack.so.3" };
 
 static ms_lapack table;
 static bool found;
-static char why[1024];  // why no library was found
+static char why[1024];  // why none of the libraries that were tried can be used
 
 // Fills the table from a library. Returns the first function that the library lacks; NULL if there is none.
 static const char *fill(void *library)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/linalg/linalg.c -- kernels of ms.linalg: for each matrix of a batch they make a column-major copy, call LAPACK
-// and copy the result. Tensors of a GPU are copied to the CPU and back. LAPACK runs on one thread, so the bits of a
-// result do not depend on the number of threads.
+// and copy the result. Tensors of a GPU are copied to the CPU and back. OpenBLAS and the reference LAPACK (lapack.c)
+// run on one thread here, so the bits of a result do not depend on the number of threads.
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
