@@ -56,7 +56,8 @@ local function id_of_group(group, who)
 end
 
 --- Joins the job. Idempotent; the first call of a dist function that needs the job, such as dist.rank, joins it, too.
---- Under mpirun, mpiexec, srun or PMIx the world consists of the job's processes; otherwise it is this process.
+--- Under mpirun, mpiexec, srun or PMIx the world consists of the job's processes, unless the backend is "self"; without
+--- a launcher it is this process. Errors: torchrun started this process, unless a backend is given.
 ---@param given? {backend: string, timeout: number}
 ---   backend: "auto" (chosen by the launcher, or by MOONSHARD_BACKEND), "mpi", "nccl" (collectives of tensors on GPUs
 ---   by NCCL) or "self"; timeout: seconds to wait for a missing rank (default: MOONSHARD_TIMEOUT, or 60; math.huge: no

@@ -141,7 +141,7 @@ local function merge(self, o, like, B, T, S, extra)
   if mask then
     mask = additive(mask, "attn_mask", like)
     local n = mask.ndim
-    if n ~= 2 and n ~= 3 then raise("attn_mask's dimension %d is not supported", n) end
+    if n ~= 2 and n ~= 3 then raise("attn_mask has %s, expected 2 or 3", errors.count(n, "dimension")) end
     local text, expected = tostring(mask.shape), n == 2 and sizes_text(T, S) or sizes_text(B * self.heads, T, S)
     if text ~= expected then raise("The shape of the %dD attn_mask is %s, but should be %s.", n, text, expected) end
     mask = n == 2 and mask:reshape(1, 1, T, S) or mask:reshape(B, self.heads, T, S)
