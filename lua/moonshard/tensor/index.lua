@@ -252,8 +252,8 @@ local function fitting(v, shape)
   return methods.expand(v, size)
 end
 
--- Writes to t as a whole, so that the graph records the change: t becomes a copy with v put at, or added
--- to, the key's positions.
+-- Writes to t as a whole, so that the graph records the change: all elements of t are replaced by those of a copy with
+-- v put at, or added to, the key's positions.
 local function write_recorded(t, key, v, accumulate)
   local numbers = methods.reshape(create.arange(t:numel(), { device = t.device }), t.shape)
   local at = read(numbers, key)

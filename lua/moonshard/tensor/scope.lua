@@ -138,7 +138,7 @@ end
 -- The name of every step's scope, for errors. It is changed while the scope of a loop that was left is closed.
 local STEPS = ffi.new("char[64]", "ms.steps")
 
--- Closes the step scopes of loops that were left by break or an error.
+-- Closes the step scopes of loops that were left by break, return or an error.
 local function close_left(list)
   for k = 1, #list do
     if lib.ms_scope_is_open(list[k].scope) == 0 or not runs_on_stack(list[k]) then

@@ -5,7 +5,7 @@
 --- When a parameter's gradient has arrived, it is copied into the flat buffer of its bucket. A bucket is reduced on the
 --- communication queue when it and all earlier buckets are complete, so every rank issues the same collectives in the
 --- same order. At the end of the outermost backward the results are copied back. A forward enables this reduction,
---- except inside no_sync.
+--- except inside no_sync and no_grad.
 ---
 --- Unused parameters are found at the end of backward instead of by a search of the graph, so outputs that the loss
 --- does not use and checkpointed regions need no special case.

@@ -235,7 +235,7 @@ local function finish_now(st)
   forget(st)
 end
 
--- Called at the end of the outermost backward.
+-- Called at the end of the outermost backward, or after a forward if none of its outputs requires a gradient.
 local function finish(st)
   local ok, message = pcall(finish_now, st)
   if not ok then

@@ -104,7 +104,8 @@ local function describe(optim, names, by_name, entries, kind, group)
   return reported
 end
 
--- The report, without its list `empty`, as one string: if it is equal on all ranks, reports need not be exchanged.
+-- The report as one string, without its list `empty` and values of fields: if it is equal on all ranks, reports need
+-- not be exchanged.
 local function summary(names, own)
   local parts = { own.type }
   for _, name in ipairs(names) do
