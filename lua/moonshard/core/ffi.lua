@@ -4,8 +4,8 @@
 --- MOONSHARD_LIB names another library, whose cdef is in the same folder.
 local ffi = require "ffi"
 
--- Spec runners load modules again for every file, but C types and the engine may be loaded only once per process: Lua's
--- registry keeps this module.
+-- Spec runners load modules again for every file, but C types and the engine may be loaded only once per process, so
+-- Lua's registry keeps the first copy of this module.
 local registry = debug.getregistry()
 if registry["moonshard.core.ffi"] then return registry["moonshard.core.ffi"] end
 
