@@ -107,8 +107,9 @@ end
 -- Checks per function that checker makes: LuaJIT compiles functions of this length.
 local PART = 60
 
--- Returns a function that raises if what was noted has changed; to be called before a repetition. It is made from text
--- without loops: with a loop, LuaJIT compiles no call of the captured step, and all of its Lua takes 5 times as long.
+-- Returns a function that makes the noted checks (CaptureChecks); to be called before a repetition. It is made from
+-- text without loops: with a loop, LuaJIT compiles no call of the captured step, and all of its Lua takes 5 times as
+-- long.
 local function checker(c)
   local source = { "local c, rawget = ...\nlocal t, k, v, always, changed = c.tables, c.keys, c.values, c.always, c.changed\n",
     "local parts = {}\nlocal function accept(i)\nchanged[i](t[i], k[i])\nv[i] = rawget(t[i], k[i])\nend\n" }
@@ -410,7 +411,8 @@ end
 function CapturedStep:__tostring()
   if self._left == false then return "CapturedStep(released)" end
   if not self._step then
-    return ("CapturedStep(not recorded, %d more call%s before)"):format(self._left, self._left == 1 and "" or "s")
+    return ("CapturedStep(not recorded; %d more call%s before the recording)"):format(self._left,
+      self._left == 1 and "" or "s")
   end
   read_info(self)
   local graphs = out[2] == 0 and "" or (", %d in %d CUDA graph%s"):format(out[3], out[2], out[2] == 1 and "" or "s")

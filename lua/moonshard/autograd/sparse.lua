@@ -323,7 +323,7 @@ rawset(Sparse, "__newindex", function(t, key, value)
   return Plain.__newindex(t, key, value)
 end)
 
---- Adds a sparse gradient to the gradient of a dense leaf, which may be sparse, dense or nil.
+--- Adds a sparse gradient to the grad of a dense leaf; that grad may be sparse, dense or nil.
 ---@param t Tensor  a dense leaf
 ---@param g SparseTensor  of t's shape
 function M.accumulate(t, g)
