@@ -522,8 +522,8 @@ enum {
     MS_UNIT_ALL_REDUCE,
     MS_UNIT_ALL_REDUCE_HOOK,  // key of the hook; 0: none
     MS_UNIT_CAST_FORWARD_INPUTS,
-    MS_UNIT_FORWARD_PREFETCH,  // 0: gather no unit early by the recorded order when this unit's forward begins
-    MS_UNIT_LIMIT_GATHERS,  // 1: gather one unit early at a time; 0: gather all remaining units of the recorded order
+    MS_UNIT_FORWARD_PREFETCH,  // 0: when this unit's forward begins, gather early only what ms_unit_set_prefetch names
+    MS_UNIT_LIMIT_GATHERS,     // 1: gather one unit early at a time; 0: all that come later in the forward or backward
     // 1: gather and reduce in the stored dtype, whatever the options say; the unit must be idle
     MS_UNIT_FULL_PRECISION,
     MS_UNIT_FAKE_GATHER,  // 1: skip the all-gathers, to measure their cost; the results are wrong
@@ -551,9 +551,10 @@ MS_API void ms_comm_division(int n, double *before, double *after);  // computes
 // writeback keeps the script's changes. Collective; not allowed inside a forward or backward.
 MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
-MS_API int ms_unit_is_idle(double unit);  // 0 in its forward and summon and in its root's backward
-// Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins; n 0: those of
-// the recorded order.
+// 0 in the unit's forward, between ms_unit_summon and ms_unit_unsummon, and in its root's backward.
+MS_API int ms_unit_is_idle(double unit);
+// Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins. n 0: those that
+// come next, in the order of the latest forward (backward 0) or in the reverse of this forward's order (1).
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
 // To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
 // the order of the latest forward, in the background. Collective.

@@ -32,6 +32,6 @@ typedef struct ms_run_owner {
     void (*abort)(ms_run *run);
 } ms_run_owner;
 
-extern const ms_run_owner *ms__run_owner;  // NULL: no parameters are managed
+extern const ms_run_owner *ms__run_owner;  // NULL: no parameter belongs to a unit
 
 #endif

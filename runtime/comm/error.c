@@ -187,7 +187,7 @@ ms_resumption ms__comm_resumption(const ms_group *g)
         r = next;
         next = (ms_resumption) { 0 };
     } else {
-        r = enclosing;  // kept: the first collectives of other groups send it, too
+        r = enclosing;  // stays set: the first collectives of other groups send this place, too
     }
     r.turns = g->turns;
     r.ahead = g->ahead;

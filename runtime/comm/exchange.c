@@ -273,14 +273,15 @@ enum { MAX_TURNS = 3 };
 
 // The members' places in the script, as their slots say.
 typedef struct {
-    int behind, ahead;  // behind: number of members that are behind; ahead: the last member that is not; -1: none
+    // behind: number of members that are behind another in the script (is_behind); ahead: the last that is not, or -1
+    int behind, ahead;
     // turns, known: the latest values of `turns` and `ahead` of ms_group that a member knows
     int turns, known;
-    bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind
-    bool apart;          // some members are at different places (are_apart)
+    bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind (is_behind)
+    bool apart;          // some members are at different places in the script (are_apart)
     // refused: some member's call failed its argument checks or has no place; same: all requests are equal
     bool refused, same;
-    ms_resumption furthest;  // the place of the member that is ahead
+    ms_resumption furthest;  // the place in the script of the member `ahead`
 } places;
 
 static places read_places(const ms_coll *c)
@@ -597,7 +598,7 @@ ms_status ms__coll_run(ms_coll *c)
 {
     ms_waiter w;
     ms_collective_range seen;
-    seen.members = 0;  // set when the collective is committed; a refused call never is
+    seen.members = 0;  // set when the collective is committed; a refused call is never committed
     int k = (int)(c->seq % RING);
     MS_RANGE(MS_RANGE_COLLECTIVE, ROW(c->op)->name, NULL);
     // Format the text after the range has begun, so that it belongs to that recording; texts of earlier recordings may

@@ -13,7 +13,7 @@
 #include "comm/internal.h"
 
 struct ms_flight {
-    ms_group *g;  // held
+    ms_group *g;  // held (ms__group_hold)
     uint64_t seq, number;
     int begin, end;  // this rank's events
     void *passed;    // an event of this rank's stream, after the waits for all members; NULL: the work was not queued

@@ -15,7 +15,7 @@ typedef struct ms_flight ms_flight;
 struct ms_there {
     int index, stream;  // the device, and its stream that moves the bytes
     bool shared;        // peers can map all operands, as far as this rank knows
-    bool untried;       // not all peers have tried to map them
+    bool untried;       // not all peers have tried to map the operands
     bool used;          // the members move the bytes on their GPUs; otherwise through the windows
     ms_gpu_place in, out, *parts;
     int begin, end;     // numbers of this rank's events (ms_slot); -1: none
@@ -65,7 +65,7 @@ ms_status ms__gpu_event_record(int number, int index, int stream);
 // Opens an event of a peer for streams of device `index`.
 ms_status ms__gpu_event_open(int index, int rank, uint32_t number, void **event);
 ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);
-void ms__gpu_forget_group(const ms_group *g);  // engine thread; all members have finished all of its collectives
+void ms__gpu_forget_group(const ms_group *g);  // engine thread, when all members have finished g's collectives
 void ms__gpu_memory_stop(void);
 
 // ---- comm/gpu_fd.c: file descriptors of GPU memory ----

@@ -235,7 +235,7 @@ typedef struct ms_coll {
     ms_stream_kind stream;
     int root;  // member number, or -1
     uint64_t seq, number, epoch;
-    uint64_t before;  // number of the collective that used this ring entry before; that collective must have finished
+    uint64_t before;  // number of the earlier collective that used the same slots (seq % RING); it must have finished
     size_t count;     // elements of a block (all_reduce, reduce, broadcast, send/recv: of the tensor)
     double delay;     // seconds by which a spec delays this collective (ms_dist_set_delay)
     int64_t lines;    // lines of the prompt that this rank had ended when it issued the collective
@@ -282,14 +282,14 @@ void ms__transport_lock(void);
 void ms__transport_unlock(void);
 
 #define CONTROL_NAME "moonshard-control-"  // a control memory's file name; the process id and six letters follow
-void ms__comm_clean(
-    bool leaving);  // comm/job/clean.c: removes files left by killed jobs; leaving: also removes this process's files
+// comm/job/clean.c: removes files left by killed jobs; leaving: also removes this process's files.
+void ms__comm_clean(bool leaving);
 
 // ---- comm/job/peer.c: processes of peers on this node, observed from outside ----
 typedef struct {
     uint64_t calls, bytes, run;
     int64_t at;
-} ms_progress;  // calls: of the engine; bytes: read and written; run: ns on a processor; at: when it last progressed
+} ms_progress;  // calls: of the engine; bytes: read and written; run: ns on a processor; at: time of the last progress
 typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
 extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);
@@ -304,10 +304,10 @@ bool ms__launcher_ends_job(void);                         // whether mpirun is e
 void ms__wake_launcher(void);  // to be called repeatedly while mpirun ends the job: interrupts its sleeps
 
 void ms__launcher_to_loopback(void);
-void ms__fork_waker(
-    void);  // a child process wakes mpirun until it has exited, for at most 1.5 s, even if this rank is killed
-_Noreturn void ms__exit_first(
-    int code);  // called by the first rank to fail: a child keeps waking mpirun, because the peers may be stopped
+// Starts a child process that wakes mpirun until mpirun has exited, for at most 1.5 s, even if this rank is killed.
+void ms__fork_waker(void);
+// Called by the first rank to fail. A child process keeps waking mpirun, because the peers may be stopped.
+_Noreturn void ms__exit_first(int code);
 
 // ---- comm/job/join.c: the start of a job ----
 void ms__join_begin(double limit);               // called when the script calls dist.init
@@ -513,7 +513,8 @@ ms_status ms__native_make(ms_coll *c, bool narrow);
 ms_status ms__native_issue(ms_coll *c);  // engine thread; all work that c's tensors wait for must have been queued
 // Engine thread: appends c, which has a number, to the line of collectives to be queued.
 void ms__native_line_up(ms_coll *c);
-void ms__native_step_out(ms_coll *c);     // removes c from the line: it has been queued, or has failed
+// Removes c from the line of collectives to be queued: it has been queued, or has failed.
+void ms__native_step_out(ms_coll *c);
 ms_status ms__native_move(ms_waiter *w);  // queues the collective, and waits until the GPU has completed it
 void ms__native_drop(ms_coll *c);
 

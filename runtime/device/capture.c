@@ -30,7 +30,7 @@ struct ms_captured_work {
     ms_captured_work *next;
     ms_repeat_fn repeat;
     void (*drop)(void *arg);
-    fixed *fixed;  // NULL: the work is not fixed
+    fixed *fixed;  // NULL: the work is not fixed (ms__capture_fixed)
     _Alignas(ALIGN) char arg[];
 };
 

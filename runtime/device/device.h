@@ -60,7 +60,7 @@ typedef struct ms_norm_part {
 typedef struct ms_norm_job {
     int n, owners;
     double p;               // order of the norm: sums of |g|^p, or for an infinite p the maximum of |g|
-    int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
+    int64_t piece, blocks;  // elements of a block, number of blocks: chosen by ms_cuda_gradients.norms
     ms_block *room;         // memory on the device, for the sums; the caller frees it
     // A copy of the list that is on the device already, with each `block` as an earlier call of norms has set it; NULL:
     // norms copies the list to the device

@@ -13,7 +13,7 @@ static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
     uint64_t number, backward;
-    ms_resumption furthest;  // the place of the rank that is ahead (ms_text)
+    ms_resumption furthest;  // the place in the script of the rank that is ahead (ms_text)
     char text[TEXT];
 } far_error;
 

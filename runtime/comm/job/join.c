@@ -32,7 +32,7 @@ static pid_t parent;                                      // the parent process 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // protects the peers, which error reports also read
 static atomic_bool over;                                  // dist.init has returned
 static _Atomic int64_t joined_at;                         // 0: the script has not called dist.init
-static double limit;                                      // written before joined_at
+static double limit;                                      // in seconds; written before joined_at
 
 // The rank of process pid, from its launcher's variables; -1: none, or not yet known (between fork and exec).
 static int rank_of(int pid)
