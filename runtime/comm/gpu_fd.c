@@ -96,7 +96,7 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena))
     if (!ms__comm_thread(serve)) {
         close(fd);
         listener = -1;
-        return ms__fail(MS_ENOMEM, "dist: no thread that offers GPU memory to other processes");
+        return ms__fail(MS_ENOMEM, "dist: cannot start the thread that offers GPU memory to other processes");
     }
     fprintf(stderr,
             "moonshard: rank %d: peers map this rank's GPU memory by file descriptors instead of CUDA IPC handles"

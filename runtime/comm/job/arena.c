@@ -70,9 +70,9 @@ static char *map_arena(int rank, int k)
     int error = errno;
     close(fd);
     if (!p)
-        return ms__null(ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s",
+        return ms__null(ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d's memory: %s",
                                  (unsigned long long)r->arena[k].bytes, rank,
-                                 same ? strerror(error) : "its descriptor refers to another file"));
+                                 same ? strerror(error) : "its file descriptor refers to another file"));
     return p;
 }
 
