@@ -297,7 +297,7 @@ template <class T> __global__ void place_kernel(job q, int how, const entry *sor
         write_one<T>(q, how, to, from);
     }
 }
-// Whether sorting pays: few lines of many elements.
+// Whether the places can be sorted and sorting pays: few lines of many elements.
 static bool sorts_places(const job &q, int how)
 {
     int64_t n = q.lines * q.length;

@@ -287,7 +287,7 @@ template <class E> __global__ void scan_kernel(lines l, line_data from, line_dat
 }
 static __device__ inline double add(double a, double b) { return a + b; }
 static __device__ inline int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-// A scan with one thread per line, where lines are short or many.
+// A scan with one thread per line: for lines that are short or many, and not dense elements of a floating-point type.
 template <class W> __global__ void scan_lines_kernel(lines l, line_data from, line_data to, bool back)
 {
     int64_t i = GLOBAL_INDEX;

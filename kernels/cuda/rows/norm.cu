@@ -524,7 +524,8 @@ static ms_status norm_backward(ms_call *c, bool rms)
                     ms__data(h.in[3]) };
     norm_gradients d = { c,           q, h.in[0], h.in[1], ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2),
                          c->n_in == 5 };
-    // norm_rows_kernel computes rows of up to LONGEST_ROW elements, unless large data has too few rows to fill the GPU.
+    // norm_rows_kernel computes rows of up to LONGEST_ROW elements, except those of float64 and of large data with too
+    // few rows to fill the GPU.
     bool fills = q.rows >= FILLING_ROWS || q.rows * n * 2 * ms__dtype_size(d.x->dtype) < LARGE;
     if (q.rows > 0)
         return n <= LONGEST_ROW && d.x->dtype != MS_F64 && fills ? short_norm_backward(d) : long_norm_backward(d);

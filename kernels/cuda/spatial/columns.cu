@@ -49,9 +49,10 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
     write_pack(cols + row * L, l, L, out);
 }
 
-// As unfold_kernel, for strides above 2. A block computes the columns of `lines` rows of the output, for the kernel
-// elements of one row of the kernel: it copies the image's lines that they read to shared memory, from which each row
-// of cols takes every sw-th element. tiles: number of blocks for all rows of the output.
+// As unfold_kernel, for strides above 2 and images whose lines have at most LINE_BYTES bytes. A block computes the
+// columns of `lines` rows of the output, for the kernel elements of one row of the kernel: it copies the image's lines
+// that they read to shared memory, from which each row of cols takes every sw-th element. tiles: number of blocks for
+// all rows of the output.
 enum { LINE_BYTES = 16 << 10 };
 struct line_tiles {
     int64_t lines, tiles;
