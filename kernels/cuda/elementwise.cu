@@ -343,7 +343,8 @@ __global__ void truth_kernel(uint8_t *out, int *same, int begin)
     else *out = (uint8_t)*same;
 }
 static bool is_narrow(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
-// The two inputs are broadcast to the shape of `over`, whose data is not read.
+// Stores whether formula `code` holds for all pairs of elements of the two inputs, which are broadcast to the shape of
+// `over` (whose data is not read). same: false if the result is false already.
 static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1], *x[] = { over, a, b };
