@@ -315,8 +315,8 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     return MS_OK;
 }
 
-// Subtracts the contributions that the leaves expected from the region: either it was recomputed and the contributions
-// of its own nodes are counted now, or no gradient reached it.
+// Subtracts the contributions that the leaves expected from the checkpoint's region g: either g was recomputed and the
+// contributions of its own nodes are counted now, or no gradient reached g.
 static ms_status settle_region(ms_run *r, const ms_region *g)
 {
     for (int k = 0; g && k < g->n; k++) {

@@ -323,8 +323,8 @@ static void take_number(ms_coll *c)
     if (c->gpu.native) ms__native_line_up(c);
 }
 
-// Called when a collective that has a number cannot be run: publishes the error for peers that wait in it, and frees
-// its ring entry.
+// Called when a collective that has a number cannot be run: publishes the error for peers that wait in it, and lets a
+// later collective use its slots.
 static void lost(ms_coll *c)
 {
     c->g->issued[c->seq % RING] = c->before;

@@ -75,9 +75,11 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena));
 ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd);  // any thread; the caller closes *fd
 
 // ---- comm/gpu_wait.c: collectives that are queued on this rank's GPU (engine thread, unless stated otherwise) ----
-// Makes the entry of a collective of g. NULL with the error set if there is no memory.
+// Makes an entry of the list of collectives that are queued on a GPU, for a collective of g. NULL with the error set if
+// there is no memory.
 ms_flight *ms__flight_new(ms_group *g);
-// Any thread: all work of c has been queued. The events of the members are read from their slots.
+// Any thread, when all work of c has been queued: reads the numbers of the members' events from their slots, and
+// records the event `passed`.
 ms_status ms__flight_queued(ms_flight *f, const ms_coll *c);
 // Lists the entry of c until the GPU has passed c; if the work of c was not queued, frees the entry at once. With the
 // entry, this rank's two events are given back.

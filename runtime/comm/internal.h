@@ -196,11 +196,12 @@ struct ms_group {
     // Engine thread only.
     int turns, ahead;
     int in_flight;  // number of the group's queued collectives that are not retired yet; engine thread only
-    // For each ring entry: number of the latest collective that this rank issued; engine thread only.
+    // For each entry of the ring of slots: number of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
-    // For each ring entry: number of the latest collective that its executor finished; the entry may then be reused.
+    // For each entry of the ring: number of the latest collective that this rank has finished; the entry may then be
+    // reused.
     _Atomic uint64_t finished[RING];
-    // For each ring entry: number of the latest collective that was committed; written before `finished`.
+    // For each entry of the ring: number of the latest collective that was committed; written before `finished`.
     uint64_t committed[RING];
     ms_gpu_group *gpu;  // the group's communicator in the transport's library (NCCL); NULL: none
     ms_group *next;

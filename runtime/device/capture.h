@@ -83,7 +83,7 @@ void ms__capture_no_memory(ms_captured *c);
 // States that the work that was added last only queues the same launches on the compute stream of a GPU in every
 // repetition, with the same arguments, apart from what `how` does (NULL: nothing).
 void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how);
-// The same for any piece of work, w, before the first repetition. Replaces what was stated about it earlier.
+// As ms__capture_fixed, for any piece of work w, before the first repetition. Replaces what was stated about w earlier.
 void ms__capture_fixed_at(ms_captured *c, ms_captured_work *w, int device, const ms_fixed *how);
 // For the repeat function of fixed work with numbers: does once, without a graph, what a launch of a graph does.
 ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed *how);

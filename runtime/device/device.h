@@ -156,7 +156,7 @@ typedef struct ms_cuda_copy {
 // MS_TO_DEVICE_LATER: as MS_TO_DEVICE, from pinned memory that the caller does not change before the copy has run.
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE, MS_TO_DEVICE_LATER } ms_direction;
 
-// Passes over lists of gradients, a part of the table below.
+// The part of the table (ms_cuda_table) for passes over lists of gradients.
 typedef struct {
     // norms: computes the sums of a list of gradients, one per owner, at the beginning of j->room, which it
     // allocates. clip: scales the gradients so that their norm is at most max_norm, and stores the norm before
@@ -203,8 +203,8 @@ typedef struct ms_cuda_ranks {
 
 // The part of the table for captured steps (device/capture.c): work of the compute stream as a CUDA graph.
 typedef struct {
-    // From begin to end, what this thread queues on the compute stream does not run, but becomes a graph. It must
-    // neither wait nor copy from host memory. After a failure the stream is as before begin.
+    // From begin to end, what this thread queues on the compute stream does not run, but becomes a graph. Meanwhile the
+    // thread must neither wait nor copy from host memory. After a failure the stream is as before begin.
     ms_status (*begin)(int index);
     ms_status (*end)(int index, void **graph);
     ms_status (*launch)(int index, void *graph);
@@ -275,7 +275,7 @@ extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
 // Waits for all streams of a GPU, without retiring records (device/stream.h). Fails where a peer's GPU keeps this one
 // from ending its work (comm/gpu_wait.c).
 ms_status ms__cuda_settle(int index);
-// Waits for an event in the same way.
+// Waits for an event. Fails where ms__cuda_settle does.
 ms_status ms__cuda_await(void *event);
 
 // Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.

@@ -22,7 +22,8 @@ ms_block *ms__slab_cut(ms_slabs *s, size_t size, bool lasting);
 void ms__slab_return(ms_slabs *s, ms_block *b);
 // Adds an allocation of the driver as one free range. MS_ENOMEM if there is no memory for its record.
 ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes, bool lasting);
-// Removes a slab in which no block is in use, and returns its start; NULL: there is none. Slabs that are `kept` stay.
+// Removes a slab in which no block is in use, and for which kept(its start) is false. Returns the slab's start; NULL:
+// there is none.
 void *ms__slab_remove(ms_slabs *s, bool (*kept)(const void *base), size_t *bytes);
 // The start of the slab that contains b.
 void *ms__slab_base(const ms_block *b);

@@ -131,8 +131,8 @@ static ms_status read_block(ms_loader *l, const ms_st_entry *e, uint64_t block, 
     return check_block(l, e, block, &h);
 }
 
-// Reads bytes of an entry. Whole blocks are verified in place. To read a part of a block, reads and verifies the whole
-// block in l->block.
+// Reads bytes of an entry. If the file is verified, whole blocks are verified in place; to read a part of a block,
+// reads and verifies the whole block in l->block, unless it is there already.
 static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t bytes, char *to)
 {
     if (!verifies(l)) return ms__file_read(l->fd, l->path, to, bytes, l->data_at + e->begin + from, "load");

@@ -8,7 +8,7 @@
 //   "moonshard.sums": "xxh64 1048576 HEADER BLOCKS"
 // HEADER is the XXH64 of the header (its length and text, with these 16 digits as zeros) in 16 hexadecimal digits.
 // BLOCKS has 16 digits for every block of 1 MiB of every tensor, in the order of the data; each tensor begins a new
-// block. A mark (a sequence of blanks before the closing brace) also says that the file has checksums, so that a
+// block. A mark (a sequence of whitespace before the closing brace) also says that the file has checksums, so that a
 // damaged metadata name does not disable them. A program that keeps the metadata but writes its own header loses the
 // mark; the checksums, which are no longer valid, are then ignored.
 #ifndef MS_SAFETENSORS_H

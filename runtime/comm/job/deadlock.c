@@ -27,8 +27,8 @@ static int successors(int node, uint64_t *version, int *out)
     if (!g) return 0;
     int n = 0;
     uint64_t seq = (number & 0xffffffff) - 1;
-    // A rank that has not filled its own slot still waits for a free ring entry. The entry is held by earlier
-    // collectives of that rank, whose own edges show what they wait for, so this node has none.
+    // A rank that has not filled its own slot still waits for an earlier collective of its own to leave that slot. The
+    // edges of the earlier collective show what it waits for, so this node has none.
     for (int k = 0; k < g->n; k++)
         if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < number) return 0;
     for (int k = 0; k < g->n; k++) {
