@@ -10,164 +10,9 @@
 // A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit. It may leave after the commit only if
 // the group has members on several nodes and the engine itself moves the bytes: such members send messages and do not
 // access each other's tensors.
-#include <sched.h>
 #include <stdio.h>
 #include "comm/internal.h"
 #include "base/trace.h"
-
-static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
-
-// ---- fingerprints ---------------------------------------------------------------------------------
-
-void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
-{
-    snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
-    if (p->op != OP_BARRIER) ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
-    if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
-    if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
-    else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);
-    if (p->unit[0]) ms__append(out, n, ", unit '%s'", p->unit);
-    if (p->part_of[0]) ms__append(out, n, ", %s", p->part_of);
-    if (p->step >= 0) ms__append(out, n, ", step %lld", (long long)p->step);
-    if (p->site[0]) ms__append(out, n, ", at %s", p->site);
-}
-
-static bool same_shape(const ms_fingerprint *a, const ms_fingerprint *b)
-{
-    return a->shaped == b->shaped &&
-           (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
-}
-
-static void append_shape(const ms_fingerprint *p, char *text, size_t n)
-{
-    ms__append(text, n, ", shape [");
-    for (int d = 0; d < p->shaped - 1; d++) ms__append(text, n, d ? ", %u" : "%u", (unsigned)p->shape[d]);
-    ms__append(text, n, "]");
-}
-
-// The script's line is not compared, because `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
-// correct.
-uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
-{
-    uint64_t h = ms__hash_bytes(MS_HASH_START, p, offsetof(ms_fingerprint, step));
-    if (with_step) h = ms__hash_bytes(h, &p->step, sizeof p->step);
-    if (!with_step || p->text_only) return h;
-    h = ms__hash_bytes(h, p->unit, strlen(p->unit));
-    return ms__hash_bytes(h, &p->model, sizeof p->model);
-}
-
-static bool same_request(const ms_slot *a, const ms_slot *b)
-{
-    return a->hash == b->hash && strncmp(a->fingerprint.site, b->fingerprint.site, SITE) == 0;
-}
-
-// The first member whose call failed its argument checks; -1: none so far.
-static int refused_by(const ms_coll *c)
-{
-    for (int k = 0; k < c->g->n; k++) {
-        const ms_slot *s = slot_of(c->g, k, c->seq);
-        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->number && s->fingerprint.op == OP_REFUSED)
-            return k;
-    }
-    return -1;
-}
-
-// Lists the requests of the members that have arrived, equal ones from the same line once. If a call was refused, gives
-// only its error.
-static void describe_requests(const ms_coll *c, char *text, size_t size)
-{
-    ms_group *g = c->g;
-    char what[400];
-    int refused = refused_by(c);
-    if (refused >= 0) {
-        snprintf(text, size, "rank %d failed: %.*s", g->ranks[refused], PAYLOAD, slot_of(g, refused, c->seq)->payload);
-        return;
-    }
-    ms__group_text(g, what, sizeof what);
-    snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->number, what);
-    bool listed[1024] = { false }, models = false, parts = false, shapes = false, natives = false;
-    const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
-    // Find out whether requests that look equal differ in model, part or shape, or in whether NCCL moves the tensors.
-    for (int k = 0; k < g->n && k < 1024; k++) {
-        const ms_slot *s = slot_of(g, k, c->seq);
-        if (atomic_load(&s->ready) != c->number || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
-        natives |= s->fingerprint.op == mine->op && s->fingerprint.native != mine->native;
-        shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
-        models |= s->fingerprint.model != mine->model;
-        parts |= mine->unit[0] && s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
-    }
-    for (int k = 0; k < g->n && k < 1024; k++) {
-        ms_slot *s = slot_of(g, k, c->seq);
-        uint64_t ready = atomic_load(&s->ready);
-        if (listed[k] || ready < c->number) continue;
-        if (ready > c->number) {
-            ms__append(text, size, "; rank %d is already at #%u", g->ranks[k], (unsigned)ready);
-            continue;
-        }
-        int same = 0;
-        for (int j = k + 1; j < g->n && !same; j++) {
-            ms_slot *o = slot_of(g, j, c->seq);
-            same = atomic_load(&o->ready) == c->number && same_request(o, s);
-        }
-        ms__append(text, size, same ? "; ranks" : "; rank");
-        same = 0;
-        for (int j = k; j < g->n && j < 1024; j++) {
-            ms_slot *o = slot_of(g, j, c->seq);
-            if (atomic_load(&o->ready) != c->number || !same_request(o, s)) continue;
-            listed[j] = true;
-            ms__append(text, size, same++ ? ", %d" : " %d", g->ranks[j]);
-        }
-        ms_fingerprint p = s->fingerprint;
-        ms__fingerprint_text(&p, what, sizeof what);
-        ms__append(text, size, ": %s", what);
-        if (shapes && p.shaped) append_shape(&p, text, size);
-        if (natives) ms__append(text, size, p.native ? ", between GPUs" : ", in CPU memory or on another GPU");
-        if (models) ms__append(text, size, ", of model #%u of its class", (unsigned)(p.model & 0xffff));
-    }
-    if (models) ms__append(text, size, "; all ranks of a group must wrap the same models, in the same order");
-    if (parts)
-        ms__append(text, size,
-                   "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
-}
-
-// Fails with the message of describe_requests. The first rank to finish waiting writes it and the others copy it, so
-// that all ranks of the node raise the same message.
-static ms_status mismatch(ms_waiter *w)
-{
-    ms_coll *c = w->c;
-    ms_group *g = c->g;
-    c->mismatched = true;
-    // Unless a call was refused, the message also lists members that arrive within 20 ms.
-    int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
-    for (int k = 0; k < g->n && ms__now_ns() < until;) {
-        if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->number) k++;
-        else {
-            if (g->far && k != g->me && g->me == g->leader && ms__far_ready(c) != MS_OK) break;
-            sched_yield();
-        }
-    }
-    // Sends the requests of this node's members to other nodes, which list them in their messages.
-    if (g->far && g->me == g->leader) ms__far_ready(c);
-    ms_mismatch_text *b = g->mismatch;
-    char text[TEXT];
-    uint64_t was = atomic_load(&b->claimed);
-    while (was < c->number)
-        if (atomic_compare_exchange_weak(&b->claimed, &was, c->number)) {
-            describe_requests(c, b->text, sizeof b->text);
-            memcpy(text, b->text, sizeof text);
-            atomic_store(&b->written, c->number);
-            return ms__fail(MS_ECOMM, "%s", text);
-        }
-    until = ms__now_ns() + (int64_t)1e9;
-    while (atomic_load(&b->written) < c->number && ms__now_ns() < until) sched_yield();
-    bool taken = atomic_load(&b->written) == c->number;
-    memcpy(text, b->text, sizeof text);
-    atomic_thread_fence(memory_order_acquire);
-    // The copy is not this collective's text if the rank that holds the claim was killed, or if a later mismatch has
-    // replaced the text.
-    if (!taken || atomic_load(&b->claimed) != c->number) describe_requests(c, text, sizeof text);
-    return ms__fail(MS_ECOMM, "%s", text);
-}
 
 // ---- steps ----------------------------------------------------------------------------------------
 
@@ -319,12 +164,12 @@ static ms_status resume(ms_waiter *w, const places *r)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
-    if (r->refused) return r->same ? MS_OK : mismatch(w);
+    if (r->refused) return r->same ? MS_OK : ms__mismatch(w);
     bool turned = r->behind == 0 || (r->known && r->ahead + 1 != r->known);
     c->fingerprint.resumed.turns = g->turns = r->turns + turned;
     c->fingerprint.resumed.ahead = g->ahead = r->ahead + 1;
-    if (r->behind == 0 && r->apart && r->by_line) return mismatch(w);
-    if (r->behind == 0 || r->ahead < 0) return r->same ? MS_OK : mismatch(w);
+    if (r->behind == 0 && r->apart && r->by_line) return ms__mismatch(w);
+    if (r->behind == 0 || r->ahead < 0) return r->same ? MS_OK : ms__mismatch(w);
     const char *cause = ms__comm_latest();
     for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
     c->again = !r->late;
@@ -393,7 +238,7 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->number) continue;
             // If this node's leader failed its own argument checks, it does not wait, so it may never copy the slot of
             // a member on another node to this node.
-            if (refused_by(c) >= 0) return mismatch(w);
+            if (ms__refused_by(c) >= 0) return ms__mismatch(w);
             *last = k;
             ms_status polled = ms__wait_poll(w);
             if (polled == MS_OK) continue;
@@ -406,13 +251,13 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
         if (MS_UNLIKELY(ready != c->number)) {
             // The member has advanced, either into a later epoch or past a failed collective.
             if (ready >> 32 != c->number >> 32) { return abandoned(c, g->ranks[k]); }
-            return mismatch(w);
+            return ms__mismatch(w);
         }
         bool unlike = ((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0);
         bool differs = !unlike && s->hash != c->hash && !c->fingerprint.resumed.here;
         if (MS_LIKELY(!unlike && !differs)) continue;
         if (!still_holds(c, k)) k--;  // look at `ready` again
-        else if (differs) return mismatch(w);
+        else if (differs) return ms__mismatch(w);
         else *mixed = true;
     }
     // Other nodes wait for this node's slots, which may not have been sent yet.
@@ -432,7 +277,7 @@ static ms_status agree(ms_waiter *w)
         bool unable = mixed && cannot_ask(c);
         places r = mixed ? (places) { 0 } : read_places(c);
         if (all_still_hold(c)) {
-            if (mixed) return unable ? mismatch(w) : ask(w);
+            if (mixed) return unable ? ms__mismatch(w) : ask(w);
             MS_TRY(resume(w, &r));
             break;
         }

@@ -470,8 +470,6 @@ ms_status ms__record_collective(const ms_coll *c);
 // an earlier place.
 int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line);
 ms_status ms__coll_run(ms_coll *c);
-void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
-uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 {
     return &g->slots[(size_t)member * RING + seq % RING];
@@ -483,6 +481,12 @@ static inline void ms__slot_open(ms_slot *s)
     atomic_store_explicit(&s->ready, 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
 }
+
+// ---- comm/mismatch.c ----
+void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
+uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
+int ms__refused_by(const ms_coll *c);  // the first member whose call failed its argument checks; -1: none so far
+ms_status ms__mismatch(ms_waiter *w);  // fails, with the requests of all members that have arrived
 
 // ---- comm/move.c ----
 ms_status ms__wait_round(ms_waiter *w, uint64_t round);  // waits until every member on this node has reached the round
