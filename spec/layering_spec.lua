@@ -133,6 +133,26 @@ describe("layering", function()
     assert.is_true(#long <= 4, "more than 4 functions have 7 or more parameters:\n" .. names(long))
   end)
 
+  it("keeps files short", function()
+    -- A public header is one file, and scripts/docs writes types_engine.lua.
+    local exempt = { ["runtime/moonshard.h"] = true, ["lua/moonshard/core/types_engine.lua"] = true }
+    local most, longest, long, seen = 0, nil, {}, 0
+    for _, top in ipairs { "runtime", "kernels", "lua", "scripts", "spec" } do
+      for _, path in ipairs(layers.files(process.root, top, "")) do
+        local data = path:match "%.json$" or path:match "^spec/.*/data/"
+        if not data and not exempt[path] then
+          local n = select(2, process.read(process.root .. "/" .. path):gsub("\n", ""))
+          seen = seen + 1
+          if n > most then most, longest = n, path end
+          if n > 600 then long[#long + 1] = ("%s (%d lines)"):format(path, n) end
+        end
+      end
+    end
+    count("%d files, of up to %d lines (%s)", seen, most, longest)
+    assert.is_true(seen > 800)
+    assert.are.equal("", names(long))
+  end)
+
   it("keeps one public header, without callbacks or structs by value", function()
     local text = process.read(process.root .. "/runtime/moonshard.h"):gsub("//[^\n]*", ""):gsub("/%*.-%*/", "")
     assert.is_nil(text:match "%(%s*%*%s*[%w_]*%s*%)%s*%(", "a function pointer in moonshard.h")
