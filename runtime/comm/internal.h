@@ -192,8 +192,8 @@ struct ms_group {
     int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
     // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: 1 + the member whose
     // call comes latest in the script; 0: unknown. turns: number of attempts, since the last collective that
-    // succeeded, in which `ahead` changed or no member was behind. A member may know older values than its peers.
-    // Engine thread only.
+    // succeeded, in which `ahead` changed or no member was behind another in the script. A member may know older values
+    // than its peers. Engine thread only.
     int turns, ahead;
     int in_flight;  // number of the group's queued collectives that are not retired yet; engine thread only
     // For each entry of the ring of slots: number of the latest collective that this rank issued; engine thread only.
