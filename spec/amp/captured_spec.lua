@@ -180,6 +180,19 @@ for _, device in ipairs { "cpu", "cuda" } do
       end)
     end)
 
+    on_device("is refused with an optimizer whose steps are Lua functions", function()
+      local model = nn.Linear(6, 3)
+      local opt, scaler = optim.LAMB(model:parameters()), ms.amp.GradScaler()
+      local step = ms.capture(function(x)
+        scaler:scale(model(x):sum()):backward()
+        scaler:step(opt)
+        scaler:update()
+      end, { warmup = 0 })
+      local ok, message = pcall(step, ms.ones(2, 6))
+      assert.is_false(ok)
+      assert.matches("captured step: the steps of LAMB are Lua functions", message)
+    end)
+
     on_device("decides also where the optimizer makes a second step, or two with one scaler", function()
       for _, scaled in ipairs { false, true } do
         local function results(capture)
