@@ -8,6 +8,7 @@
 // Where no node has two members, all-gathers of contiguous blocks and reductions of two members use no rounds: they
 // send messages only (see the function single). All three ways add in rank order, so they give the same bits.
 #include "comm/internal.h"
+#include "comm/window.h"
 
 static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
@@ -284,13 +285,21 @@ ms_status ms__coll_alone(ms_coll *c)
 // The number of blocks that this rank sends: one, or one per member.
 static int input_blocks(const ms_coll *c) { return ROW(c->op)->kind & CUT ? c->g->n : 1; }
 
-// Moves bytes [at, at + n) of every block; n <= WINDOW / blocks. piece: the piece of an all-gather that the block
-// belongs to.
-static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t at, size_t n, const ms_piece *piece)
+// What a round moves: bytes [at, at + n) of `blocks` blocks from number `first` on. block: the size of a block. piece:
+// the piece of an all-gather that the block belongs to.
+typedef struct {
+    size_t block, at, n;
+    int first, blocks;
+    const ms_piece *piece;
+} part_of_blocks;
+
+static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks *s)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
-    int members = g->n, me = g->me, blocks = input_blocks(c);
+    const ms_piece *piece = s->piece;
+    int members = g->n, me = g->me, blocks = s->blocks;
+    size_t block = s->block, at = s->at, n = s->n;
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), stride = (n + 63) & ~(size_t)63;
     char *windows[1024], *mine;
     // The ranks may run the collective on different streams, so each slot gives the position of its member's window.
@@ -308,7 +317,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         } else {
             for (int b = 0; b < blocks; b++) {
                 if (c->n_parts) take_parts(c, b, at, mine + (size_t)b * stride, n);
-                else put_in(c, mine + (size_t)b * stride, c->in.data + (size_t)b * block + at, n);
+                else put_in(c, mine + (size_t)b * stride, c->in.data + (size_t)(s->first + b) * block + at, n);
             }
         }
     }
@@ -339,7 +348,8 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         }
     } else {
         // The slice of a peer on this node is in its own window, that of any other peer in the leader's result window.
-        size_t bytes = stride * (size_t)blocks;
+        size_t bytes = stride * (size_t)blocks, own = (size_t)(me - s->first) * stride;
+        bool moves_own = me >= s->first && me < s->first + blocks;  // whether this rank's block is moved in this round
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
             MS_TRY(ms__wait_round(w, ++*round));
@@ -355,8 +365,12 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             case OP_GATHER:
                 if (c->root == me) put_out(c, c->out.data + (size_t)k * block + at, from, n);
                 break;
-            case OP_SCATTER: put_out(c, c->out.data + at, from + (size_t)me * stride, n); break;
-            case OP_ALL_TO_ALL: put_out(c, c->out.data + (size_t)k * block + at, from + (size_t)me * stride, n); break;
+            case OP_SCATTER:
+                if (moves_own) put_out(c, c->out.data + at, from + own, n);
+                break;
+            case OP_ALL_TO_ALL:
+                if (moves_own) put_out(c, c->out.data + (size_t)k * block + at, from + own, n);
+                break;
             case OP_SEND_RECV:
                 if (me == 1) put_out(c, c->out.data + at, from, n);
                 break;
@@ -429,14 +443,18 @@ ms_status ms__move_staged(ms_waiter *w)
     // After the first round, every slot gives the position of its member's window.
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(ms__wait_round(w, ++round));
-    size_t room = WINDOW / (size_t)blocks;
-    if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // the slices of all members share one result window
-    room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
+    // Of a reduction, a round moves all blocks, because a window has room for 1024 of 64 bytes. Otherwise, with members
+    // on other nodes, the slices of all members share one result window.
+    ms_slice most = ms__slice(WINDOW, blocks, g->far && !reduces(c->op) ? g->n : 1);
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
-        const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;
-        size_t block = p ? (size_t)p->bytes : c->count * (size_t)ms__dtype_size(c->reducer.dtype);
-        for (size_t at = 0; at < block; at += room)
-            MS_TRY(stage_slice(w, &round, block, at, block - at < room ? block - at : room, p));
+        part_of_blocks s = { .piece = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL };
+        s.block = s.piece ? (size_t)s.piece->bytes : c->count * (size_t)ms__dtype_size(c->reducer.dtype);
+        for (s.at = 0; s.at < s.block; s.at += most.bytes)
+            for (s.first = 0; s.first < blocks; s.first += most.blocks) {
+                s.n = left(s.block, s.at, most.bytes);
+                s.blocks = blocks - s.first < most.blocks ? blocks - s.first : most.blocks;
+                MS_TRY(stage_slice(w, &round, &s));
+            }
     }
     return MS_OK;
 }

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// comm/window.h -- how much of a staged collective fits in a window (comm/move.c).
+#ifndef MS_WINDOW_H
+#define MS_WINDOW_H
+
+#include <stddef.h>
+
+typedef struct {
+    size_t bytes;  // of a block that are moved in a round: a multiple of 64
+    int blocks;    // of a member that are moved in a round
+} ms_slice;
+
+// The largest slice that fits: `window` bytes get the slices of `members` members, each of `bytes` bytes of up to
+// `blocks` blocks. With many members of many blocks, a round moves only some blocks of each. window >= 64 * members.
+static inline ms_slice ms__slice(size_t window, int blocks, int members)
+{
+    size_t room = window / (size_t)members, bytes = room / (size_t)blocks & ~(size_t)63;
+    if (bytes) return (ms_slice) { bytes, blocks };
+    return (ms_slice) { 64, (int)(room / 64) };
+}
+
+#endif
