@@ -285,10 +285,10 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     ms_tensor *const *a;
     int na = ms__run_answers(r, &a);
     if (na != n->n_out)
-        return ms__fail(
-            MS_EINVAL,
-            "checkpoint: the region returned another number of tensors when it was recomputed, %d, than before, %d", na,
-            n->n_out);
+        return ms__fail(MS_EINVAL,
+                        "checkpoint: the region returned %d tensors when recomputed, %d before; the numbers must be "
+                        "equal",
+                        na, n->n_out);
     for (int k = 0; k < na; k++) {
         ms_tensor *o = a[k];
         if (!n->gout[k]) continue;

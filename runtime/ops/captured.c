@@ -326,10 +326,9 @@ static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_ca
         uint64_t seed = w.seeded ? (uint64_t)call->i[call->n_i - 3] : call->saved_rng[0];
         uint64_t offset = w.seeded ? (uint64_t)call->i[call->n_i - 2] : call->saved_rng[1];
         if (seed != c->seed || offset < c->offset) {
-            (void)
-                ms__capture_refuse("%s uses random numbers of a generator that was seeded or restored inside the step, "
-                                   "or that a call before the step drew",
-                                   ms__op_title(op->name));
+            (void)ms__capture_refuse("%s uses random numbers that were drawn before the step, or a generator that was "
+                                     "seeded or restored inside it",
+                                     ms__op_title(op->name));
             return;
         }
         w.after = offset - c->offset;

@@ -96,7 +96,7 @@ return {
   { "ms.hstack(x)", "hstack: argument 1 is a Tensor, expected a list of tensors" },
   { "ms.vstack({})", "vstack: the list is empty, expected at least one tensor" },
   { "x:tensor_split(0)", "tensor_split: number of pieces is a number (0), expected a whole number from 1" },
-  { "ms.meshgrid({x})", "meshgrid: element 1 has shape [2, 3], expected one dimension" },
+  { "ms.meshgrid({x})", "meshgrid: element 1 has shape [2, 3], expected at most one dimension" },
   { [[ms.meshgrid({w}, {indexing = "yx"})]], "meshgrid: option 'indexing' is 'yx', expected one of 'ij', 'xy'" },
   { "ms.ones(1, 2, 3):diag()", "diag: the tensor has 3 dimensions, shape [1, 2, 3]; expected 1 or 2" },
   { "x:diagonal(0.5)", "diagonal: diagonal is a number (0.5), expected a whole number" },

@@ -57,7 +57,7 @@ describe("views", function()
     assert.matches("t: the tensor has 3 dimensions", failure(function() return t.T end))
     assert.matches("mT: the shape is %[2%]; at least 2 dimensions expected",
       failure(function() return ms.ones(2).mT end))
-    assert.matches("at most 2 expected", failure(t.t, t))
+    assert.matches("expected at most 2; transpose%(d1, d2%) swaps two dimensions", failure(t.t, t))
     assert.matches("not a whole number", failure(t.view, t, 2.5, -1):gsub("expected a whole number",
       "not a whole number"))
   end)

@@ -27,9 +27,13 @@ static ms_status check_windows(ms_call *c, int dims, const int64_t *i)
 static ms_status check_pool(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
-    int dims = c->n_i > MS_POOLING_SIZES ? (int)c->i[MS_POOLING_DIMS] : 0;
-    if (dims < 1 || dims > 3 || c->n_i < ms__pooling_integers(c->i))
-        return ms__call_fail(c, "integers are missing, or the number of dimensions is not 1 to 3");
+    int dims = (int)c->i[MS_POOLING_DIMS];
+    if (c->n_i <= MS_POOLING_SIZES)
+        return ms__call_fail(c, "got %d integers, expected more than %d", c->n_i, MS_POOLING_SIZES);
+    if (dims < 1 || dims > 3) return ms__call_fail(c, "the number of dimensions is %d, expected 1 to 3", dims);
+    if (c->n_i < ms__pooling_integers(c->i))
+        return ms__call_fail(c, "got %d integers, expected %d for %d dimensions", c->n_i, ms__pooling_integers(c->i),
+                             dims);
     if (!ms__is_float(x->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(x));
     if (x->ndim < dims)

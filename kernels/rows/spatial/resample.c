@@ -10,11 +10,16 @@
 static ms_status check_resample(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
-    int dims = c->n_i > MS_RESAMPLE_SIZES ? (int)c->i[MS_RESAMPLE_DIMS] : 0;
-    if (dims < 1 || dims > 3 || c->n_i < ms__resample_integers(c->i) || c->n_f < dims)
-        return ms__call_fail(c, "integers or numbers are missing, or the number of dimensions is not 1 to 3");
+    int dims = (int)c->i[MS_RESAMPLE_DIMS];
+    if (c->n_i <= MS_RESAMPLE_SIZES)
+        return ms__call_fail(c, "got %d integers, expected more than %d", c->n_i, MS_RESAMPLE_SIZES);
+    if (dims < 1 || dims > 3) return ms__call_fail(c, "the number of dimensions is %d, expected 1 to 3", dims);
+    if (c->n_i < ms__resample_integers(c->i) || c->n_f < dims)
+        return ms__call_fail(c, "got %d integers and %d numbers, expected %d and %d for %d dimensions", c->n_i, c->n_f,
+                             ms__resample_integers(c->i), dims, dims);
     if (c->i[MS_RESAMPLE_KIND] < 0 || c->i[MS_RESAMPLE_KIND] > MS_CIRCULAR)
-        return ms__call_fail(c, "the kind is %lld, expected 0 to %d", (long long)c->i[MS_RESAMPLE_KIND], MS_CIRCULAR);
+        return ms__call_fail(c, "the kind of resampling is %lld, expected 0 to %d", (long long)c->i[MS_RESAMPLE_KIND],
+                             MS_CIRCULAR);
     if (!ms__is_float(x->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(x));
     if (x->ndim < dims)

@@ -60,13 +60,13 @@ static ms_status half_check(ms_call *c)
     MS_TRY(check_numbers(c, 2, true));
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], n = c->i[1];
-    if (n < 1 || x->shape[c->i[0]] != n / 2 + 1)
-        return ms__call_fail(
-            c,
-            "the length is %lld, expected 1 or more, and dimension %lld of %s has size %lld, expected %lld "
-            "(half of the length, rounded down, + 1)",
-            (long long)n, (long long)c->i[0] + 1, ms__tensor_text(x), (long long)x->shape[c->i[0]],
-            (long long)(n < 0 ? 0 : n / 2 + 1));
+    if (n < 1) return ms__call_fail(c, "the length is %lld, expected 1 or more", (long long)n);
+    if (x->shape[c->i[0]] != n / 2 + 1)
+        return ms__call_fail(c,
+                             "dimension %lld of %s has size %lld, expected %lld: half of the length %lld, rounded "
+                             "down, + 1",
+                             (long long)c->i[0] + 1, ms__tensor_text(x), (long long)x->shape[c->i[0]],
+                             (long long)(n / 2 + 1), (long long)n);
     memcpy(shape, x->shape, sizeof shape);
     shape[c->i[0]] = n;
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim - 1, shape);

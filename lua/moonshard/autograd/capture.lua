@@ -181,7 +181,9 @@ local ids, made = ffi.new("ms_id[?]", engine.MAX_IN), ffi.new("ms_id[?]", engine
 local function check_argument(v, k)
   local kind = type(v)
   if is_tensor(v) then
-    if v.id < 0 then raise("captured step: argument %d is %s, expected plain tensors", k, errors.kind(v)) end
+    if v.id < 0 then
+      raise("captured step: argument %d is %s, expected a tensor, not an instance of a tensor class", k, errors.kind(v))
+    end
   elseif kind ~= "nil" and kind ~= "number" and kind ~= "boolean" and kind ~= "string" then
     raise("captured step: argument %d is %s, expected a tensor, number, string, boolean or nil", k, errors.kind(v))
   end
@@ -244,7 +246,9 @@ local function copy_results(self, n, ...)
   for k = 1, n do
     local v = out[k]
     if is_tensor(v) then
-      if v.id < 0 then raise("captured step: result %d is %s, expected plain tensors", k, errors.kind(v)) end
+      if v.id < 0 then
+        raise("captured step: result %d is %s, expected a tensor, not an instance of a tensor class", k, errors.kind(v))
+      end
       ids[tensors] = v.id
       tensors = tensors + 1
     elseif type(v) == "table" or type(v) == "function" or type(v) == "userdata" then

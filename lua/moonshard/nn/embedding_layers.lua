@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- EmbeddingBag and RotaryEmbedding.
+local errors = require "moonshard.core.errors"
 local functions = require "moonshard.nn.embedding_functions"
 local opts = require "moonshard.core.opts"
 local Embedding = require "moonshard.nn.embedding".Embedding
@@ -62,8 +63,9 @@ end
 function RotaryEmbedding:forward(x, given)
   local o = opts("RotaryEmbedding", given, { offset = 0 })
   opts.expect(x, a_tensor, "RotaryEmbedding: argument")
-  opts.need(x.ndim > 1 and x:size(-1) == self.d, x.ndim > 0 and x:size(-1) or 0, ("%d, in a tensor of at least 2 dimensions"):format(self.d),
-    "RotaryEmbedding: size of the last dimension of %s", tostring(x.shape))
+  if x.ndim < 2 or x:size(-1) ~= self.d then
+    errors.raise("RotaryEmbedding: the input has shape %s, expected [..., T, %d]", tostring(x.shape), self.d)
+  end
   return functions.rotary_embedding(x, { base = self.base, offset = o.offset, interleaved = self.interleaved })
 end
 

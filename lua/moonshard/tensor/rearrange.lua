@@ -241,7 +241,7 @@ function M.meshgrid(list, given)
   for k = 1, n do
     opts.expect(list[k], a_tensor, "meshgrid: element %d", k)
     if #list[k].shape > 1 then
-      errors.raise("meshgrid: element %d has shape %s, expected one dimension", k, tostring(list[k].shape))
+      errors.raise("meshgrid: element %d has shape %s, expected at most one dimension", k, tostring(list[k].shape))
     end
     place[k] = o.indexing == "xy" and n > 1 and k < 3 and 3 - k or k
     sizes[place[k]] = list[k]:numel()

@@ -111,8 +111,8 @@ function methods.t(t)
   id_of(t, "t")
   local n = info_of(t).ndim
   if n > 2 then
-    errors.raise("t: the tensor has %d dimensions, shape %s; at most 2 expected (transpose takes positions)", n,
-      tostring(t.shape))
+    errors.raise("t: the tensor has %d dimensions, shape %s, expected at most 2; transpose(d1, d2) swaps two "
+      .. "dimensions of any tensor", n, tostring(t.shape))
   end
   if n < 2 then return t end
   return methods.transpose(t, 1, 2)

@@ -62,7 +62,8 @@ end
 
 --- To be called at the end of each step.
 function Steps:step()
-  opts.need(getmetatable(self) == Steps, self, "the argument of the profiled function; write p:step()", "step: self")
+  opts.need(getmetatable(self) == Steps, self,
+    "the object that the profiled function gets as its argument p; write p:step(), not p.step()", "step: self")
   if self._action == "record_and_save" then save(self) end
   self.step_num = self.step_num + 1
   look(self)

@@ -294,7 +294,8 @@ static ms_status keep_whole(unit *u)
     if (k == u->n) return MS_OK;
     if (ms__recording)
         return ms__capture_refuse(
-            "unit '%s' accumulates gradients without reducing them (no_sync); call such steps uncaptured", u->name);
+            "unit '%s' accumulates gradients without reducing them (no_sync); run such steps without ms.capture",
+            u->name);
     bool *filled = malloc((size_t)u->n * sizeof *filled);
     if (!filled) return ms__no_memory((size_t)u->n * sizeof *filled, "fsdp", "gradients of unit '%s'", u->name);
     ms_status st = ms__tensor_reserve(2 * u->n + 2, "fsdp");

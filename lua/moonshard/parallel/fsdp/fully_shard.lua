@@ -51,8 +51,8 @@ end
 -- The mesh of the dimensions that `dims` names, { replicate, shard } or { shard }.
 local function data_parallel_mesh(mesh, dims)
   opts.need(policies.is_mesh_dims(dims), dims, "fsdp.DataParallelMeshDims", "fully_shard: option 'dp_mesh_dims'")
-  opts.need(mesh_type.is_mesh(mesh), mesh, "a mesh made by dist.init_device_mesh, with option 'dp_mesh_dims'",
-    "fully_shard: option 'mesh'")
+  opts.need(mesh_type.is_mesh(mesh), mesh, "a DeviceMesh as dist.init_device_mesh makes",
+    "fully_shard: option 'mesh', which 'dp_mesh_dims' needs,")
   if not dims.replicate then return mesh[dims.shard] end
   if dims.replicate == dims.shard then raise("fully_shard: dp_mesh_dims names '%s' twice", dims.shard) end
   local part = mesh_type.new(mesh.device, { mesh:get_group(dims.replicate), mesh:get_group(dims.shard) },

@@ -102,7 +102,7 @@ function M.norm(x, ord, given)
     end
     opts.expect(ord, opts.number, "linalg.norm: ord of vectors")
     if n ~= 1 then
-      errors.raise("linalg.norm: ord is %g, which needs a norm over 1 or 2 dimensions, but it is over %d of %s", ord, n,
+      errors.raise("linalg.norm: ord %g needs 1 or 2 dimensions, got %d; the tensor has shape %s", ord, n,
         tostring(x.shape))
     end
     return vector_norm(x, ord, o.dim, o.keepdim)

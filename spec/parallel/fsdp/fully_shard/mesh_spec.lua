@@ -404,7 +404,7 @@ ranks.describe(4, "dp_mesh_dims", function()
     local mesh, dims = mesh_of { 1, 1, 4 }, ms.fsdp.DataParallelMeshDims
     assert.equal("fully_shard: option 'dp_mesh_dims' is a string ('shard'), expected fsdp.DataParallelMeshDims",
       failure { mesh = mesh, dp_mesh_dims = "shard" })
-    assert.equal("fully_shard: option 'mesh' is nil, expected a mesh made by dist.init_device_mesh, with option 'dp_mesh_dims'",
+    assert.equal("fully_shard: option 'mesh', which 'dp_mesh_dims' needs, is nil, expected a DeviceMesh as dist.init_device_mesh makes",
       failure { dp_mesh_dims = dims { shard = "shard" } })
     assert.equal("fully_shard: dp_mesh_dims names 'shard' twice",
       failure { mesh = mesh, dp_mesh_dims = dims { shard = "shard", replicate = "shard" } })
