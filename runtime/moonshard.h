@@ -989,8 +989,9 @@ MS_API ms_status ms_capture_unless_end(void);
 MS_API ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule *rule);
 // If flags, scale and gradients are on one GPU, that GPU decides in each repetition whether to step, and only it knows
 // the counts: steps of leaves (ms_optim_group) and growth_tracker. tally: returns the tally of the numbers at `counts`,
-// a block of `bytes` bytes; NULL if they are always up to date. read: waits for the GPU and brings the numbers up to
-// date; the script may then change them. The numbers must stay valid until the step and the tally are no longer used.
+// a block of `bytes` bytes; NULL if they are always up to date. read: brings the numbers up to date with the GPU, for
+// which it waits; the script may then change them. The numbers must stay valid until the step and the tally are no
+// longer used.
 typedef struct ms_tally ms_tally;
 MS_API ms_tally *ms_capture_tally(const ms_captured *c, const void *counts, double bytes);
 MS_API ms_status ms_tally_read(ms_tally *tally);
@@ -1014,9 +1015,9 @@ typedef enum {
 typedef struct {
     const char *name, *detail;  // detail: shapes of an operator's inputs, unit of a collective; "": none
     double start, duration;     // in seconds of the monotonic clock (ms_time)
-    // allocated: bytes on all devices at the end; memory: their change since the start; 0 for ranges on queues.
+    // allocated: bytes on all devices at the end; memory: their change since the start; 0 for ranges on streams.
     double allocated, memory;
-    int16_t kind, lane;  // lane: 0: the script's thread; 1 and up: the queues
+    int16_t kind, lane;  // lane: 0: the script's thread; 1 and up: the CPU's streams
     int32_t collective;  // 1 + its index in the trace's `collectives`; 0: none
 } ms_range;
 

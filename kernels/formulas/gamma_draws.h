@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // formulas/gamma_draws.h -- random numbers of the gamma distribution with rate 1, of Poisson's, and the gradient of the
 // former. The draws use only + - * /, sqrt and the functions below, which are made of these, so that every device gives
-// the same bits. Element k of a call uses the blocks k | t << 48 of Philox, where t counts the tries of its rejection;
+// the same bits. Element k of a call uses the blocks k | t << 48 of Philox, where t counts its attempts;
 // the calls of a process have different offsets.
 #ifndef MS_FORMULAS_GAMMA_DRAWS
 #define MS_FORMULAS_GAMMA_DRAWS
@@ -10,7 +10,7 @@
 #include "formulas/gamma.h"
 #include "ops/philox.h"
 
-enum { MS_DRAW_TRIES = 128 };  // a try fails with a probability below 1/4
+enum { MS_DRAW_TRIES = 128 };  // an attempt fails with a probability below 1/4
 
 // Element k of a float32 or, if wide is set, float64 array.
 MS_FN double ms_draw_read(const void *p, int wide, int64_t k)
@@ -123,14 +123,14 @@ MS_FN double ms_draw_log_factorial(double n)
     return (m + 0.5) * ms_draw_log(m) - m + 0.91893853320467274178 + p / m - ms_draw_log(product);
 }
 
-// ---- gamma numbers, by rejection (Marsaglia & Tsang 2000) -----------------------------------------------
+// ---- gamma samples, by rejection (Marsaglia & Tsang 2000) -----------------------------------------------
 
 typedef struct ms_gamma_try {
     double z, u, v;  // a normal number, a uniform one, and (1 + c z)^3
     int quick;       // accepted by the squeeze, which needs no logarithm
 } ms_gamma_try;
 
-// Marsaglia & Tsang's d for concentration a, or a + 1 if a < 1: a number for a is one for a + 1 times u^(1/a), with u
+// Marsaglia & Tsang's d for concentration a, or a + 1 if a < 1: a sample for a is one for a + 1 times u^(1/a), with u
 // uniform in (0, 1).
 MS_FN double ms_gamma_d(double a) { return (a < 1 ? a + 1 : a) - 1.0 / 3; }
 
@@ -145,7 +145,7 @@ MS_FN ms_gamma_try ms_gamma_try_of(double d, uint32_t w0, uint32_t w1, uint32_t 
     return t;
 }
 
-// Element k's gamma number for concentration d + 1/3, by tries from number `from` on.
+// Element k's gamma sample for concentration d + 1/3. from: the number of the first attempt.
 MS_FN double ms_gamma_number(double d, uint64_t seed, uint64_t offset, uint64_t k, int from)
 {
     double v = 1;

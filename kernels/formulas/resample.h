@@ -14,7 +14,7 @@ typedef enum {
     MS_LINEAR,
     MS_CUBIC,  // Keys 1981 with a = -3/4, over 4 elements
     MS_LINEAR_AA,
-    MS_CUBIC_AA,  // LINEAR_AA, CUBIC_AA: antialiased; with fewer outputs than elements, the kernels cover all elements
+    MS_CUBIC_AA,  // LINEAR_AA, CUBIC_AA: antialiased; when downsampling the filter widens so that every element counts
     MS_REFLECT,
     MS_REPLICATE,
     MS_CIRCULAR  // REFLECT, REPLICATE, CIRCULAR: paddings; output o is element o - pad, which may lie outside

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/trace.h -- the profiler: named ranges of time on the script's thread and on the queues' workers.
+// base/trace.h -- the profiler: named ranges of time on the script's thread and on the workers of the CPU's streams.
 #ifndef MS_TRACE_H
 #define MS_TRACE_H
 
@@ -45,7 +45,7 @@ bool ms__trace_shapes(void);  // whether an active recording includes shapes
 void ms__trace_step(int64_t step);
 // Does the work of ms_trace_save_at_exit, for exits that skip atexit handlers.
 void ms__trace_save_now(void);
-// Sets this thread's lane in the trace: 0 for the script's thread, 1 and up for the queues.
+// Sets this thread's lane in the trace: 0 for the script's thread, 1 and up for the CPU's streams.
 void ms__trace_lane(int lane);
 
 static inline void ms__range_end(ms_open_range *r)

@@ -236,7 +236,8 @@ void ms__gpu_stop(void)
         ms_memory m;
         ms__pool_stats(MS_CUDA | k << 8, &m);
         if (m.peak_reserved > 0 && ms__cuda_sync(MS_CUDA | k << 8, -1) != MS_OK) {
-            ms__nap(1000 * 1000000);  // if a peer's GPU hangs, the process ends during this nap
+            // If a peer's GPU hangs, the wait has called ms__fail_job, whose thread ends the process during this nap.
+            ms__nap(1000 * 1000000);
             return;
         }
     }

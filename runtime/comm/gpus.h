@@ -86,7 +86,7 @@ ms_status ms__flight_queued(ms_flight *f, const ms_coll *c);
 void ms__flight_begin(ms_flight *f, const ms_coll *c);
 void ms__flight_free(ms_flight *f);  // frees an entry that is not listed
 void ms__flights_land(void);         // removes the collectives that the GPU has passed, and gives their events back
-// Called while the engine thread waits for a GPU or a queue. Fails if a peer's GPU has not done its part of the oldest
+// Called while the engine thread waits for a GPU or a stream. Fails if a peer's GPU has not done its part of the oldest
 // collective within the timeout, or if a peer has reported that.
 ms_status ms__flights_check(void);
 

@@ -62,8 +62,8 @@ typedef struct ms_norm_job {
     double p;               // order of the norm: sums of |g|^p, or for an infinite p the maximum of |g|
     int64_t piece, blocks;  // elements of a block, number of blocks: chosen by ms_cuda_gradients.norms
     ms_block *room;         // memory on the device, for the sums; the caller frees it
-    // A copy of the list that is on the device already, with each `block` as an earlier call of norms has set it; NULL:
-    // norms copies the list to the device
+    // A copy of the list of gradients that is on the device already, with each `block` as an earlier call of norms has
+    // set it; NULL: norms copies its list to the device
     const ms_norm_part *there;
 } ms_norm_job;
 
@@ -158,10 +158,10 @@ typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE, MS_TO_DEVICE_LATER } ms_d
 
 // The part of the table (ms_cuda_table) for passes over lists of gradients.
 typedef struct {
-    // norms: computes the sums of a list of gradients, one per owner, at the beginning of j->room, which it
-    // allocates. clip: scales the gradients so that their norm is at most max_norm, and stores the norm before
-    // scaling in *out, a scalar on the device (NULL: nowhere). *total: the norm of all gradients, if some are on
-    // other devices or ranks; NULL: it is computed from this device's sums.
+    // norms: computes for each owner the sum of |g|^p over its gradients, or for an infinite p the maximum of |g|, at
+    // the beginning of j->room, which it allocates. clip: scales the gradients so that their norm is at most max_norm,
+    // and stores the norm before scaling in *out, a scalar on the device (NULL: nowhere). *total: the norm of all
+    // gradients, if some are on other devices or ranks; NULL: it is computed from this device's sums.
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
     // Multiplies the gradients by *inverse, and stores 1 in *found if one of them is not finite. stop: that gradient

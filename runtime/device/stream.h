@@ -64,7 +64,7 @@ typedef struct {
     uint64_t (*epoch)(void);  // stored with every record at its launch
     // Called when waiting for a record of this epoch has returned MS_ECOMM.
     void (*reported)(uint64_t epoch, const char *text);
-    // Called repeatedly while the engine thread waits for a queue or a GPU. Fails if that wait cannot end.
+    // Called repeatedly while the engine thread waits for a stream or a GPU. Fails if that wait cannot end.
     ms_status (*check)(void);
 } ms_stream_observer;
 extern ms_stream_observer ms__stream_observer;

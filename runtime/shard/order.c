@@ -49,7 +49,7 @@ int ms__order_find(const context *c, int64_t use)
     return k;
 }
 
-// Records that this forward entered u; the next forward prefetches in the recorded order.
+// Records that this forward entered u. The next forward prefetches units in the order in which this one entered them.
 void ms__order_entered(context *c, unit *u)
 {
     // If there is no memory for the list, nothing is prefetched.

@@ -162,9 +162,10 @@ ms_status ms_unit_drop_saved_grad(ms_id id)
     return MS_OK;
 }
 
-// After an error of any rank, makes the state of units equal on all ranks: reshards idle units and discards the
-// recorded order. (An error ends work at different points on different ranks, so a unit may be whole on one and sharded
-// on another.) After a failed backward also drops pending gradients, because some ranks have reduced theirs already.
+// After an error of any rank, makes the state of units equal on all ranks: reshards idle units and discards the records
+// of passes and of the order in which forwards entered units. (An error ends work at different points on different
+// ranks, so a unit may be whole on one and sharded on another.) After a failed backward also drops pending gradients,
+// because some ranks have reduced theirs already.
 void ms__unit_after_errors(unit *u)
 {
     context *c = u->context;

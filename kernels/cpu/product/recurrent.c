@@ -22,7 +22,8 @@ enum {
 // columns, and each part into blocks of `wide` columns. Every block of every part is a panel.
 typedef struct panels {
     const void *from, *bias;  // bias: NULL if there is none
-    int64_t rs, cs;           // of `from`, whose rows are those of the product, in elements
+    // Strides of `from`, in elements. rs: between rows (the inner dimension, `depth` of them); cs: between columns
+    int64_t rs, cs;
     int64_t depth, columns, parts, wide;
     char *data;
 } panels;

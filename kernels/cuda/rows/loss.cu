@@ -296,8 +296,9 @@ static void cross_let_go(cross_held *h)
     if (h->ids) ms__release(h->ids);
     if (h->x) ms__release(h->x);
 }
-// The number of blocks that compute the totals of `rows` rows.
-enum { ROWS_JOINED = 64 * BLOCK };  // a thread adds up at most 64 rows
+// The number of blocks that compute the totals of `rows` rows. ROWS_JOINED: the most rows, or sums of blocks, that one
+// block adds up: 64 per thread.
+enum { ROWS_JOINED = 64 * BLOCK };
 static int64_t total_parts(int64_t rows)
 {
     int64_t n = up(rows, rows * 12 < LARGE ? ROWS_JOINED / 2 : 2 * BLOCK);  // 12: bytes of an id and a loss

@@ -25,7 +25,7 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 --- Keeps small float16 gradients from becoming 0 (Micikevicius et al. 2018): the loss is multiplied by a scale before
 --- backward, and gradients are divided by it before the step. A step with an infinite or nan gradient is skipped and
 --- the scale is multiplied by backoff_factor. After growth_interval consecutive steps without such gradients the scale
---- is multiplied by growth_factor.
+--- is multiplied by growth_factor, unless it would exceed the largest float32.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
 ---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale

@@ -35,7 +35,7 @@ function M.Listing.__tostring(list)
   return #list == 0 and "{}" or table.concat(lines, "\n")
 end
 
---- Makes a list one that `for` visits. Returns it.
+--- Makes a list iterable by `for x in list`. Returns it.
 ---@generic T: table
 ---@param list T
 ---@return T

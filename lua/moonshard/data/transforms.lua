@@ -325,7 +325,7 @@ end
 
 -- ---- rotations and affine maps ----------------------------------------------------------------------------
 
--- A range { low, high }: a list of two numbers, or { -v, v } of a number v.
+-- The range { low, high } that an argument or option gives: that list, or a number v for { -v, v }.
 local function range(v, who, label)
   local list = type(v) == "number" and { -v, v } or v
   opts.need(opts.is_plain(list) and #list == 2 and type(list[1]) == "number" and type(list[2]) == "number"

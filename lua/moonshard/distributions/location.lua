@@ -40,12 +40,12 @@ function Laplace:_icdf(p)
 end
 function Laplace:_entropy() return (self.scale * 2):log() + 1 end
 
---- Cauchy's distribution: that of the ratio of two normally distributed numbers with mean 0. It has no mean, and the
+--- Cauchy's distribution: that of the ratio of two independent normal variables with mean 0. It has no mean, and the
 --- variance is infinite. Its parameters are the fields loc and scale.
 ---@class Cauchy: Distribution
 ---@overload fun(loc: Tensor|number, scale: Tensor|number, opts?: { validate_args: boolean }): Cauchy
----   loc: the median; scale: half of the width at half of the height, above 0; validate_args: checks parameters and
----   values (default: true)
+---   loc: the median; scale: the half width at half maximum of the density, above 0; validate_args: checks parameters
+---   and values (default: true)
 local Cauchy = Distribution:extend "Cauchy"
 Cauchy._support, Cauchy._mode = real, loc_of
 

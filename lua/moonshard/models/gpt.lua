@@ -91,7 +91,7 @@ end
 ---@field layers? integer   number of blocks (default: 4)
 ---@field heads? integer    attention heads per block (default: 4)
 ---@field dim? integer      channels (default: 128)
----@field mlp? integer      inner size of the mlp as a multiple of dim (default: 4)
+---@field mlp? integer      hidden size of the MLP as a multiple of dim (default: 4)
 ---@field dropout? number   probability of dropout (default: 0)
 ---@field bias? boolean     Linear and LayerNorm have a bias (default: true)
 ---@field tie? boolean      the head's weight is the token table (default: true)

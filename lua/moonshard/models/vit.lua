@@ -50,9 +50,9 @@ end
 ---@class VisionTransformer: Module
 ---@overload fun(opts: { image: integer, patch: integer, classes: integer, channels: integer, dim: integer, layers: integer, heads: integer, mlp_dim: integer, dropout: number, attention_dropout: number, dtype: string, device: string }): VisionTransformer
 ---   image: height and width of an image (default: 224); patch: height and width of a patch, divides image (default:
----   16); classes: number of logits (default: 1000); channels: channels of an image (default: 3); dim: channels of a
----   position (default: 768); layers: number of blocks (default: 12); heads: attention heads per block (default: 12);
----   mlp_dim: inner size of the mlp (default: 3072); dropout: probability of dropout (default: 0); attention_dropout:
+---   16); classes: number of logits (default: 1000); channels: channels of an image (default: 3); dim: size of an
+---   embedding (default: 768); layers: number of blocks (default: 12); heads: attention heads per block (default: 12);
+---   mlp_dim: hidden size of the MLP (default: 3072); dropout: probability of dropout (default: 0); attention_dropout:
 ---   probability of dropout of attention weights (default: 0)
 local VisionTransformer = nn.Module:extend "VisionTransformer"
 

@@ -184,11 +184,11 @@ end
 --- A simple recurrent network (Elman 1990): `y, h = rnn(x, h)`; a step is `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`. x
 --- is [T, N, in], [N, T, in] with batch_first, [T, in], or a packed sequence (nn.utils.rnn). h is the state before the
 --- first step, [layers * directions, N, hidden_size], without N for x [T, in]; zeros if absent. y has the states of the
---- last layer at every step: like x, also packed, with directions * hidden_size features. The second result is the
---- state after the last step, in the shape of h; for a packed sequence after each sequence's own last step, in their
---- original order. Parameters are weight_ih_l0 [hidden_size, in], weight_hh_l0 [hidden_size, hidden_size], bias_ih_l0
---- and bias_hh_l0 [hidden_size]; those of further layers have l1, l2, ..., those of the other direction the suffix
---- _reverse.
+--- last layer at every step, in the layout of x (packed if x is), with directions * hidden_size features. The second
+--- result is the state after the last step, in the shape of h; for a packed sequence after each sequence's own last
+--- step, in their original order. Parameters are weight_ih_l0 [hidden_size, in], weight_hh_l0 [hidden_size,
+--- hidden_size], bias_ih_l0 and bias_hh_l0 [hidden_size]; those of further layers have l1, l2, ..., those of the other
+--- direction the suffix _reverse.
 ---@class RNN: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, nonlinearity: "tanh"|"relu", bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): RNN
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
@@ -201,12 +201,12 @@ local RNN = recurrent_class("RNN", "rnn")
 --- x + b_ih + W_hh h + b_hh` cut into i, f, g, o: `c' = sigmoid(f) c + sigmoid(i) tanh(g)`, `h' = sigmoid(o) tanh(c')`.
 --- x is [T, N, in], [N, T, in] with batch_first, [T, in], or a packed sequence (nn.utils.rnn). h and c are the states
 --- before the first step, [layers * directions, N, hidden_size], without N for x [T, in]; zeros if absent. y has h of
---- the last layer at every step: like x, also packed, with directions * hidden_size features. The other results are the
---- states after the last step, in the shapes of h and c; for a packed sequence after each sequence's own last step, in
---- their original order. Parameters are weight_ih_l0 [4 * hidden_size, in], weight_hh_l0 [4 * hidden_size,
---- hidden_size], bias_ih_l0 and bias_hh_l0 [4 * hidden_size], rows in the order i, f, g, o; those of further layers
---- have l1, l2, ..., those of the other direction the suffix _reverse. With proj_size (Sak et al. 2014) weight_hr_l0,
---- [proj_size, hidden_size], projects each state: h and y have proj_size features.
+--- the last layer at every step, in the layout of x (packed if x is), with directions * hidden_size features. The other
+--- results are the states after the last step, in the shapes of h and c; for a packed sequence after each sequence's
+--- own last step, in their original order. Parameters are weight_ih_l0 [4 * hidden_size, in], weight_hh_l0 [4 *
+--- hidden_size, hidden_size], bias_ih_l0 and bias_hh_l0 [4 * hidden_size], rows in the order i, f, g, o; those of
+--- further layers have l1, l2, ..., those of the other direction the suffix _reverse. With proj_size (Sak et al. 2014)
+--- weight_hr_l0, [proj_size, hidden_size], projects each state: h and y have proj_size features.
 ---@class LSTM: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, proj_size: integer, dtype: string, device: string }): LSTM
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
@@ -219,11 +219,11 @@ local LSTM = recurrent_class("LSTM", "lstm")
 --- b_hr)`, z in the same way, `n = tanh(W_in x + b_in + r (W_hn h + b_hn))` and `h' = (1 - z) n + z h`. x is [T, N,
 --- in], [N, T, in] with batch_first, [T, in], or a packed sequence (nn.utils.rnn). h is the state before the first
 --- step, [layers * directions, N, hidden_size], without N for x [T, in]; zeros if absent. y has the states of the last
---- layer at every step: like x, also packed, with directions * hidden_size features. The second result is the state
---- after the last step, in the shape of h; for a packed sequence after each sequence's own last step, in their original
---- order. Parameters are weight_ih_l0 [3 * hidden_size, in], weight_hh_l0 [3 * hidden_size, hidden_size], bias_ih_l0
---- and bias_hh_l0 [3 * hidden_size], rows in the order r, z, n; those of further layers have l1, l2, ..., those of the
---- other direction the suffix _reverse.
+--- layer at every step, in the layout of x (packed if x is), with directions * hidden_size features. The second result
+--- is the state after the last step, in the shape of h; for a packed sequence after each sequence's own last step, in
+--- their original order. Parameters are weight_ih_l0 [3 * hidden_size, in], weight_hh_l0 [3 * hidden_size,
+--- hidden_size], bias_ih_l0 and bias_hh_l0 [3 * hidden_size], rows in the order r, z, n; those of further layers have
+--- l1, l2, ..., those of the other direction the suffix _reverse.
 ---@class GRU: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): GRU
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:

@@ -38,7 +38,7 @@ local function gradients_of(params)
   return list
 end
 
---- Limits every element of the gradients to [-clip_value, clip_value], in place. Sharded gradients are limited where
+--- Clamps every element of the gradients to [-clip_value, clip_value], in place. Sharded gradients are clamped where
 --- they are: no communication.
 ---@param params Tensor|Tensor[]  those without a gradient are left out
 ---@param clip_value number  at least 0

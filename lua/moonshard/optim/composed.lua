@@ -83,7 +83,7 @@ local function step_groups(self, has)
 end
 
 --- Makes one step with all parameters that have a gradient.
----@param closure? fun(): any  recomputes the loss and its backward before the step
+---@param closure? fun(): any  recomputes the loss and runs backward, before the step
 ---@return any  the closure's result, or true
 function Composed:step(closure)
   local result = true

@@ -182,7 +182,7 @@ local function send_all(self)
 end
 
 --- Steps this rank's parameters and broadcasts the new values. Collective; gradients must be equal on all ranks.
----@param closure? fun(): any  recomputes the loss and its backward before the step
+---@param closure? fun(): any  recomputes the loss and runs backward, before the step
 ---@return any  the closure's result, or true
 function Zero:step(closure)
   if self._overlaps then

@@ -244,9 +244,10 @@ end
 
 local LEAST = 3                         -- the least number of characters that a label is cut to
 
--- The cells as lines with labels, values or both, and the lines of a legend. If these are wider than `columns`, labels
--- are cut; then numbers stand for them; then shades for the values; then the cells are bare shades. The third result is
--- the width at which nothing is left out; nil if nothing is.
+-- The cells as lines with labels, values or both, and the lines of a legend. If they are wider than `columns`, column
+-- labels are abbreviated; if that does not suffice, numbers replace all labels; then shades replace the values; finally
+-- the cells are shades without labels. The third result is the width that numbered labels and cells of full width need,
+-- if that is more than `columns`; otherwise nil.
 local function labelled(plot, columns, ascii)
   local o, rows = plot.options, plot.rows
   local names, rule, count, ramp = cleaned(o.row_labels), cleaned(o.column_labels), #rows[1], ascii and LETTERS or BLOCKS

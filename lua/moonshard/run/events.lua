@@ -211,7 +211,7 @@ function Events:image(step, name, width, height, channels, png)
   summary(self, step, bytes(1, bytes(1, name) .. bytes(4, image)))
 end
 
---- Writes a text: a tensor of strings, for the plugin "text".
+--- Writes a text: a tensor of one string, which TensorBoard's plugin "text" shows.
 function Events:text(step, name, text)
   local tensor = whole(1, 7) .. bytes(2, "") .. bytes(8, text)           -- DT_STRING, a scalar
   summary(self, step, bytes(1, bytes(1, name) .. bytes(8, tensor) .. bytes(9, bytes(1, bytes(1, "text")))))

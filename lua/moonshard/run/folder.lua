@@ -323,7 +323,8 @@ local function supersede(self, object)
   return true
 end
 
---- Appends a line to metrics.jsonl. Returns whether it replaces lines of the step after which the run continues.
+--- Appends a line to metrics.jsonl. Returns whether earlier lines of the same step were superseded: the run continues
+--- after that step, and the script has logged their values again.
 ---@param object table<string, number>  values by name; those that are not finite become null
 ---@param names string[]  the names to write, in order; each has a value
 ---@return boolean replaced

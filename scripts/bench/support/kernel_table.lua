@@ -150,7 +150,8 @@ end
 
 -- ---- limits -------------------------------------------------------------------------------------
 
---- Kernels that a step of GPT-2 launches (spec/cuda/null_spec.lua compares): they must not use a stack.
+--- Kernels that a step of GPT-2 launches, which must have no stack frame. spec/cuda/null_spec.lua checks that none is
+--- missing here.
 --- sort_scan_kernel is listed twice, because two files include it under one symbol.
 M.MAIN = set [[
   flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel

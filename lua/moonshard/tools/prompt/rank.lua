@@ -67,8 +67,8 @@ local compile = {
   help = function(text) return function() return require("moonshard.tools.prompt.help").help(text) end end,
 }
 
--- Runs a line; `ended` is 1 + the number of lines that every rank has ended. Returns whether the line succeeded, its
--- results or its error's message, and the lines of the traceback.
+-- Runs a line, on this rank alone if `alone` is set. ended: 1 + the number of lines that all ranks have ended. Returns
+-- whether the line succeeded, its results or its error's message, and the lines of the traceback.
 local function run(rank, ended, kind, text, alone)
   -- A line that one rank runs alone is not counted. Meanwhile this rank counts one line less, so that its peers, which
   -- do not run the line, count as having ended it.
