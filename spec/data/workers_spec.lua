@@ -128,6 +128,76 @@ describe("a loader with workers", function()
     assert.are.equal(text, message(epoch_of, data.DataLoader(set, { batch_size = 2 })))
   end)
 
+  it("raises an error of 'collate' with the line of the script, once, as without workers", function()
+    local o = { batch_size = 2, collate = function() error "broken" end }
+    local _, text = pcall(epoch_of, data.DataLoader(counted(2), o))
+    assert.matches("^[^\n:]*workers_spec%.lua:%d+: broken$", text)
+    loader = data.DataLoader(counted(2), { batch_size = 2, workers = 1, collate = o.collate })
+    assert.are.same({ false, text }, { pcall(epoch_of, loader) })
+  end)
+
+  -- Each in a process of its own, which has loaded nothing else; collate has no other upvalue.
+  for path, names in ms.sorted_pairs {
+    ["nn.utils"] = { "clip_grad_norm_", "get_total_norm", "parametrize", "prune", "rnn", "stateless" },
+    ["nn.utils.rnn"] = { "pad_sequence" }, ["nn.utils.parametrize"] = { "register_parametrization" },
+    ["nn.utils.stateless"] = { "functional_call" }, ["optim"] = { "lr_scheduler", "Adam" },
+    ["nn"] = { "Linear", "F", "utils" },
+  } do
+    it(("sees all of %s, the only upvalue of collate"):format(path), function()
+      local list = "{ '" .. table.concat(names, "', '") .. "' }"
+      local job = process.script(([[
+        local ms = require "moonshard"
+        local module = ms.%s
+        local function collate()
+          for _, name in ipairs %s do assert(module[name], name) end
+          return 1
+        end
+        local loader = ms.data.DataLoader({ 1 }, { workers = 1, collate = collate })
+        print(loader:next())
+        loader:close()
+      ]]):format(path, list))
+      assert.are.same({ 0, "1\n" }, { job.code, job.stdout }, job.stderr)
+    end)
+  end
+
+  it("sees the same keys in every public table", function()
+    local queue, tables = {}, {}
+    for _, name in ipairs(getmetatable(ms).modules) do queue[#queue + 1] = { name, ms[name] } end
+    for _, name in ipairs { "fft", "linalg", "cuda" } do queue[#queue + 1] = { name, ms[name] } end
+    local seen = {}
+    for _, entry in ipairs(queue) do
+      local path, t = unpack(entry)
+      if not seen[t] then
+        seen[t] = true
+        tables[#tables + 1] = { path, t }
+        for key, value in ms.sorted_pairs(t) do
+          local plain = type(value) == "table" and key:find "^%a" and rawget(value, "class_name") == nil
+            and rawget(value, "extend") == nil and not ms.is_tensor(value)
+          if plain and rawget(getmetatable(value) or {}, "__name") == nil then
+            queue[#queue + 1] = { path .. "." .. key, value }
+          end
+        end
+      end
+    end
+    local found = {}
+    for _, entry in ipairs(tables) do                      -- a worker each: one table must not load what another lacks
+      local path, module = unpack(entry)
+      local function keys()
+        local names = {}
+        for key in next, module do names[#names + 1] = tostring(key) end
+        table.sort(names)
+        return table.concat(names, " ")
+      end
+      found[path] = true
+      loader = data.DataLoader(counted(1), { workers = 1, collate = keys })
+      assert.are.equal(path .. ": " .. keys(), path .. ": " .. loader:next())
+      loader:close()
+    end
+    for _, path in ipairs { "nn.utils.rnn", "optim.lr_scheduler", "data.transforms", "distributions", "fsdp" } do
+      assert.is_true(found[path], path)
+    end
+  end)
+
   it("says which item found the disk full", function()
     local set = data.Dataset { size = 3, get = function(i)
       if i == 2 then data.write_npy("/dev/full", ms.ones(3)) end

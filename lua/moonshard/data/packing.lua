@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Packs values for another process: numbers, strings, tables with their metatables, tensors, and functions of the
---- script with their upvalues. Modules, and functions and classes that are fields of modules, are packed by name; the
---- other process requires them. A global that a function uses is the other process's.
+--- script with their upvalues. Modules, functions and classes of the library's public tables, and fields of modules, are
+--- packed by name; the other process requires them. A global that a function uses is the other process's.
 ---
 --- The packed bytes are a text, then the elements of the tensors, each tensor at a multiple of 64 bytes. The text
 --- begins with the lengths of its two parts and the number of tensors, each followed by a colon. The first part has
@@ -29,25 +29,60 @@ local function is_c(fn) return debug.getinfo(fn, "S").what == "C" end
 -- The module of the classes of datasets. package.loaded may lack it, because spec runners load modules again.
 local OWN = { ["moonshard.data.dataset"] = require "moonshard.data.dataset" }
 
+-- A value keeps the first name that it gets.
 local function add(names, name, module)
   for key, value in next, module do
     local kind = type(value)
     local kept = kind == "function" and (name ~= "_G" or is_c(value)) or kind == "table" and name ~= "_G"
-    if kept and type(key) == "string" then names[value] = { name, key } end
+    if kept and type(key) == "string" and not names[value] then names[value] = { name, key } end
+  end
+end
+
+-- Names the functions and tables of the public tables: { "moonshard", "nn.utils.rnn" }. Breadth first and sorted, so
+-- that of several paths the shortest is chosen.
+local function add_public(names, ms)
+  for _, name in ipairs(getmetatable(ms).modules) do      -- what only the library has loaded becomes a field of ms
+    if package.loaded["moonshard." .. name] then assert(ms[name]) end
+  end
+  local queue, seen = { { ms, "" } }, { [ms] = true }
+  for _, entry in ipairs(queue) do
+    local t, path, keys = entry[1], entry[2], {}
+    for key in next, t do
+      if type(key) == "string" and key:find "^%a[%w_]*$" then keys[#keys + 1] = key end
+    end
+    table.sort(keys)
+    for _, key in ipairs(keys) do
+      local value, full = rawget(t, key), path .. key
+      local kind = type(value)
+      if (kind == "function" or kind == "table") and not names[value] then names[value] = { "moonshard", full } end
+      if kind == "table" and not seen[value] and getmetatable(value) ~= CLASS_META and not tensor.is_tensor(value) then
+        seen[value] = true
+        queue[#queue + 1] = { value, full .. "." }
+      end
+    end
   end
 end
 
 -- Names of modules, and of functions and tables in them. Globals have names only if they are Lua's own: those of the
--- script do not exist in another process.
+-- script do not exist in another process. A table that is public has its public path as its name, because other modules
+-- add functions to it: `require "moonshard.nn.utils"` alone gives a table without those of nn/init.lua.
 local function known()
   local names = { [CLASS_META] = { "moonshard.core.class", "@meta" } }
-  for name, module in pairs(package.loaded) do              -- in any order: any of a value's names will do
-    if type(module) == "table" and type(name) == "string" then add(names, name, module) end
+  local ms, modules = package.loaded.moonshard, {}
+  if ms then
+    names[ms] = { "moonshard", "" }
+    add_public(names, ms)
+  end
+  for name, module in pairs(package.loaded) do
+    if type(module) == "table" and type(name) == "string" then modules[#modules + 1] = name end
+  end
+  table.sort(modules)
+  for _, name in ipairs(modules) do
+    local module = package.loaded[name]
+    names[module] = names[module] or { name, "" }
   end
   for name, module in pairs(OWN) do add(names, name, module) end
-  for name, module in pairs(package.loaded) do
-    if type(module) == "table" and type(name) == "string" then names[module] = { name, "" } end
-  end
+  for _, name in ipairs(modules) do add(names, name, package.loaded[name]) end
   return names
 end
 
@@ -55,7 +90,9 @@ local function named(module, key)
   if module == "moonshard.core.class" and key == "@meta" then return CLASS_META end
   local found = module == "_G" and _G or require(module)
   if key == "" then return found end
-  return found[key]
+  if module ~= "moonshard" then return found[key] end
+  for part in key:gmatch "[^.]+" do found = found[part] end
+  return found
 end
 
 -- ---- packing ---------------------------------------------------------------------------------------------

@@ -94,6 +94,12 @@ local function drain(self)
   end
 end
 
+-- Raises a worker's error. One that begins with a line of the script, as of a function 'collate', is raised as it is.
+local function failed(text)
+  if text:find "^[^\n:]+:%d+: " then error(text, 0) end
+  errors.raise("%s", text)
+end
+
 --- Batch k of an epoch, as maker:batch and maker:block return it. Asks for the batches after it.
 ---@param epoch integer  from 0
 ---@param k integer  from 1
@@ -121,7 +127,7 @@ function Workers:batch(epoch, k, seed, request)
   local kind, size = self.message.kind, self.message.count
   if kind == processes.NO_BATCH then return nil end
   slot:follow(processes.HEAD + size)
-  if kind == processes.FAILED then errors.raise("%s", ffi.string(slot.data + processes.HEAD, size)) end
+  if kind == processes.FAILED then failed(ffi.string(slot.data + processes.HEAD, size)) end
   local batch = packing.unpack(slot.data + processes.HEAD, true)
   self.next = k + 1
   return batch
