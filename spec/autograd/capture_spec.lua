@@ -166,6 +166,25 @@ local refused = {
     return function(a, b) return fn(a, b):item() end
   end },
   { "printing a tensor", "tolist reads values", function() return function(a) return #tostring(a * 2) end end },
+  { "checked parameters of a distribution", "Categorical: logits is checked.-validate_args = false", function()
+    return function(a) return ms.distributions.Categorical({ logits = a }):entropy() end
+  end },
+  { "checked values of a distribution", "Normal: log_prob: value is checked.-validate_args = false", function()
+    local normal = ms.distributions.Normal(ms.zeros(8, 6), 1)
+    return function(a) return normal:log_prob(a) end
+  end },
+  { "packing", "pack_padded_sequence reads the values of lengths", function()
+    local lengths = ms.tensor({ 8, 7, 5, 3, 2, 1 }, { dtype = "int64" })
+    return function(a) return nn.utils.rnn.pack_padded_sequence(a, lengths).data end
+  end },
+  { "padding a packed sequence", "pad_packed_sequence reads the values of batch_sizes", function()
+    local packed = nn.utils.rnn.pack_sequence { ms.ones(3, 1), ms.ones(2, 1) }
+    return function() return (nn.utils.rnn.pad_packed_sequence(packed)) end
+  end },
+  { "a recurrent layer over a packed sequence", "GRU reads the values of batch_sizes", function()
+    local gru, packed = nn.GRU(1, 2), nn.utils.rnn.pack_sequence { ms.ones(3, 1), ms.ones(2, 1) }
+    return function() return ms.no_grad(function() return gru(packed).data end) end
+  end },
   { "a tensor hook", "it calls a tensor hook %(.-capture_spec.lua:%d+%)", function()
     local model, _, fn = mlp()
     model:parameters()[1]:register_hook(function() end)

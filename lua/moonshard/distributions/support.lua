@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- What parameters and values of distributions may be: each constraint tests a tensor, and says in messages what it
 --- expected.
+local capture = require "moonshard.autograd.capture"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local number_types = require "moonshard.tensor.number_types"
@@ -101,11 +102,14 @@ local function text_of(values)
   return "[" .. table.concat(parts, ", ") .. "]"
 end
 
---- Raises an error that names the first value that does not meet the constraint. Waits for the device.
+--- Raises an error that names the first value that does not meet the constraint. Waits for the device; a captured step
+--- is refused.
 ---@param label string  the value's name in messages
 ---@param value Tensor
 ---@param constraint Constraint
 function M.verify(label, value, constraint)
+  capture.refuse(label .. " is checked, which reads its values, and a captured step repeats its work without the "
+    .. "script; make the distribution with validate_args = false")
   local met = constraint:check(value)
   if met:all():item() then return end
   local at = met:reshape(-1):long():argmin(1):item()                      -- from 0

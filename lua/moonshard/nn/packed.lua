@@ -5,6 +5,7 @@
 --- and the number of rows of each step. It passes through modules, scopes and files as a plain table of tensors does
 --- (opts.printing); a table with its fields, such as ms.load returns, is a packed sequence, too. Packing and padding
 --- compute positions of rows on the CPU, from lengths, and move rows by index_select.
+local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -145,6 +146,14 @@ end
 
 -- ---- lengths ----------------------------------------------------------------------------------------
 
+--- Refuses a captured step: Lua computes positions of rows from these values.
+---@param who string  the function or the layer, for the message
+---@param what string  "lengths" or "batch_sizes"
+function M.refuse_captured(who, what)
+  capture.refuse(("%s reads the values of %s, and a captured step repeats its work without the script; leave packed "
+    .. "sequences outside of the step"):format(who, what))
+end
+
 -- Returns lengths, a list or a tensor, as a list of whole numbers.
 local function list_of_lengths(who, lengths, n, most)
   if is_tensor(lengths) then
@@ -152,6 +161,7 @@ local function list_of_lengths(who, lengths, n, most)
       raise("%s: lengths is %s %s, expected integers [%d], one for each sequence", who, lengths.dtype,
         tostring(lengths.shape), n)
     end
+    M.refuse_captured(who, "lengths")
     lengths = lengths:tolist()
   end
   opts.need(opts.is_plain(lengths), lengths, "a list or a tensor of whole numbers", "%s: lengths", who)
@@ -227,6 +237,7 @@ function rnn.pack_padded_sequence(input, lengths, given)
   if input.ndim < 2 then
     raise("%s: input has shape %s, expected %s", who, tostring(input.shape), o.batch_first and "[N, T, ...]" or "[T, N, ...]")
   end
+  M.refuse_captured(who, "lengths")
   return scope.scope(function()
     if o.batch_first then input = input:transpose(1, 2) end
     local n = input:size(2)
@@ -264,6 +275,7 @@ function rnn.pad_packed_sequence(sequence, given)
   local who = "pad_packed_sequence"
   local o = opts(who, given, { batch_first = false, padding_value = 0, total_length = opts.whole_from(1) })
   M.check(sequence, who .. ": argument 1")
+  M.refuse_captured(who, "batch_sizes")
   return scope.scope(function()
     local sizes = sequence.batch_sizes:to "cpu"
     local longest = sizes:numel()

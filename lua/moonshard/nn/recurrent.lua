@@ -115,6 +115,7 @@ end
 
 local function forward_packed(self, x, h, c)
   packed.check(x, self:class_name())
+  packed.refuse_captured(self:class_name(), "batch_sizes")
   check_features(self, x.data)
   local sizes = x.batch_sizes.device == "cpu" and x.batch_sizes or x.batch_sizes:to "cpu"
   local n = sizes[1]:item()
