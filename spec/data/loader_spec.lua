@@ -237,6 +237,31 @@ describe("a sampler", function()
   end)
 end)
 
+describe("a loader's epoch", function()
+  local lost
+  local function use() return lost:sum() end
+  local function loader() return data.DataLoader(data.TensorDataset(ms.ones(4, 2)), { batch_size = 2 }) end
+
+  it("is named as the scope of what its iterations made", function()
+    for x in loader():epoch() do lost = x + 1 end
+    assert.matches("by add; its scope: loader:epoch)", message(use), 1, true)
+    for _ in ms.steps(1) do lost = ms.ones(2) + 1 end
+    assert.matches("by add; its scope: ms.steps)", message(use), 1, true)
+  end)
+
+  it("is named as before after one that break left", function()
+    local count = 0
+    for x in loader():epoch() do
+      count, lost = count + 1, x + 1
+      if count == 1 then break end
+    end
+    local epoch, state = loader():epoch()
+    assert.matches("its scope: the last step of a loop that break or an error left)", message(use), 1, true)
+    for x in epoch, state do lost = x + 1 end
+    assert.matches("its scope: loader:epoch)", message(use), 1, true)
+  end)
+end)
+
 describe("a loader of single items", function()
   -- A value with lists in place of its tensors.
   local function plain(v)

@@ -135,16 +135,19 @@ local function runs_on_stack(loop)
   end
 end
 
--- The name of every step's scope, for errors. It is changed while the scope of a loop that was left is closed.
-local STEPS = ffi.new("char[64]", "ms.steps")
+-- The names of the scopes of iterations, for errors. They are changed while the scope of a loop that was left closes.
+local STEPS, EPOCH, LEFT = ffi.new("char[64]", "ms.steps"), ffi.new("char[64]", "loader:epoch"), ffi.new("char[64]",
+  "the last step of a loop that break or an error left")
 
 -- Closes the step scopes of loops that were left by break, return or an error.
 local function close_left(list)
   for k = 1, #list do
     if lib.ms_scope_is_open(list[k].scope) == 0 or not runs_on_stack(list[k]) then
-      ffi.copy(STEPS, "the last step of a loop that break or an error left")
+      ffi.copy(STEPS, LEFT, 64)
+      ffi.copy(EPOCH, LEFT, 64)
       lib.ms_scope_close(list[k].scope, nil, 0)         -- also closes the scopes inside it
       ffi.copy(STEPS, "ms.steps")
+      ffi.copy(EPOCH, "loader:epoch")
       for j = #list, k, -1 do list[j] = nil end
       return
     end
@@ -164,7 +167,7 @@ local function next_step(loop, step)
     if loop.outermost then lib.ms_dist_set_step(-1) end
     return nil
   end
-  loop.scope = lib.ms_scope_open(STEPS)
+  loop.scope = lib.ms_scope_open(loop.name)
   if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare their steps in collectives
   return step + 1
 end
@@ -213,7 +216,7 @@ function M.steps(n, given, fn)
     for step = o.from, n do run_step(#list == 0 and current_chain == 0, fn, step) end
     return
   end
-  local loop = { scope = 0, last = n, list = list, outermost = #list == 0 and current_chain == 0 }
+  local loop = { scope = 0, name = STEPS, last = n, list = list, outermost = #list == 0 and current_chain == 0 }
   list[#list + 1] = loop
   return next_step, loop, o.from - 1
 end
@@ -221,12 +224,13 @@ end
 position.counts_in(M.steps)
 
 --- An iterator whose iterations are scopes, as those of M.steps: each begins with begin(), whose results are the loop's
---- values. If the first of them is nil, the loop ends.
+--- values. If the first of them is nil, the loop ends. Errors name the scope loader:epoch.
 ---@param begin fun(): any
 ---@return fun(): any
 ---@return table
 function M.each(begin)
   local step, loop, n = M.steps(math.huge)
+  loop.name = EPOCH
   local function values(first, ...)
     if first == nil then
       loop.last = n
