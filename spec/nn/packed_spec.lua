@@ -22,6 +22,17 @@ describe("nn.utils.rnn", function()
     assert.equal("1 4 6 2 5 3", text(rnn.pack_padded_sequence(x:t(), ms.tensor({ 3, 2, 1 }, { dtype = "int64" })).data))
   end)
 
+  it("names the fields of a packed sequence where a script reads another one", function()
+    local p = rnn.pack_sequence { ms.ones(3, 1), ms.ones(2, 1) }
+    for key, shown in pairs { [1] = "1", dta = "'dta'", lengths = "'lengths'" } do
+      raises("a PackedSequence has no field " .. shown .. "; it has data, batch_sizes, sorted_indices and "
+        .. "unsorted_indices, and nn.utils.rnn.pad_packed_sequence(packed) returns a padded tensor and the lengths",
+        function() return p[key] end)
+    end
+    assert.is_nil(p.sorted_indices)
+    assert.is_nil(p._mark)
+  end)
+
   it("sorts sequences of one length in the order given", function()
     local x = ms.tensor { { 1, 0, 0 }, { 4, 5, 0 }, { 6, 7, 8 }, { 9, 10, 0 } }
     local p = rnn.pack_padded_sequence(x, { 1, 2, 3, 2 }, { batch_first = true, enforce_sorted = false })

@@ -101,11 +101,15 @@ end
 
 --- Makes a call of an unknown method of a class's instances an error; fields may still be read.
 ---@param cls table  a class that is its own __index, and is not extended yet
-function M.close(cls)
+---@param unknown? fun(key: any)  raises when a script reads a field that is nil
+function M.close(cls, unknown)
   rawset(cls, "__index", function(self, key)
     local mt = getmetatable(self)
     local value = mt[key]
-    if value == nil then M.look(mt, key, 2) end
+    if value == nil then
+      M.look(mt, key, 2)
+      if unknown and not errors.is_library(2) then unknown(key) end
+    end
     return value
   end)
 end

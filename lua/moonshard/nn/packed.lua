@@ -133,7 +133,13 @@ end
 function PackedSequence:is_pinned() return self.data:is_pinned() end
 
 methods.guard(PackedSequence, "packed")
-methods.close(PackedSequence)
+local MAY_BE_NIL = { sorted_indices = true, unsorted_indices = true }
+
+methods.close(PackedSequence, function(key)
+  if MAY_BE_NIL[key] or type(key) == "string" and key:sub(1, 1) == "_" then return end
+  errors.raise("a PackedSequence has no field %s; it has data, batch_sizes, sorted_indices and unsorted_indices, and "
+    .. "nn.utils.rnn.pad_packed_sequence(packed) returns a padded tensor and the lengths", errors.show(key))
+end)
 
 --- The permutation that undoes another.
 ---@param permutation Tensor?  int64 [N], the numbers from 0 to N - 1
