@@ -225,7 +225,7 @@ end
 ---@param low? integer  default 0: `ms.randint(high, sizes, opts)` omits it
 ---@param high integer  above low
 ---@param sizes? integer|integer[]  shape (default: {}, a single number)
----@param given? { dtype: string, device: string, requires_grad: boolean }
+---@param given? { dtype: string, device: string, requires_grad: boolean }  dtype: default: int64
 ---@return Tensor  int64 unless an option gives another dtype
 function M.randint(low, high, sizes, given)
   if type(high) == "table" then low, high, sizes, given = 0, low, high, sizes end
