@@ -163,8 +163,10 @@ describe("batch norm", function()
   end)
 
   it("refuses inputs that it cannot normalise", function()
-    assert.are.equal("Expected more than 1 value per channel when training, got input size [1, 3]",
+    assert.are.equal("BatchNorm1d: Expected more than 1 value per channel when training, got input size [1, 3]",
       message(nn.BatchNorm1d(3), ms.zeros(1, 3)))
+    assert.are.equal("sequential.2: batch_norm: Expected more than 1 value per channel when training, got input size [1, 3]",
+      message(nn.Sequential(nn.Identity(), nn.BatchNorm1d(3)), ms.zeros(1, 3)))
     assert.are.equal("expected 2D or 3D input (got 4D input)", message(nn.BatchNorm1d(3), ms.zeros(1, 3, 2, 2)))
     assert.are.equal("expected 4D input (got 2D input)", message(nn.BatchNorm2d(3), ms.zeros(2, 3)))
     assert.truthy(message(nn.BatchNorm1d(3), ms.zeros(4,

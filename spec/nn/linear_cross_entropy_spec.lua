@@ -176,7 +176,7 @@ describe("linear_cross_entropy", function()
       { function() F.linear_cross_entropy(x, w:t(), ids) end,
         "linear_cross_entropy: the input must be [..., in] and linear_weight [classes, in], got [5, 12] and [12, 40]" },
       { function() F.linear_cross_entropy(x, w, ids:narrow(1, 1, 4)) end,
-        "linear_cross_entropy: ids for input [5, 12] and 40 classes must have shape [5], got [4]" },
+        "linear_cross_entropy: target for input [5, 12] and 40 classes must have shape [5], got [4]" },
       { function() F.linear_cross_entropy(x, w, x) end,
         "linear_cross_entropy: probabilities for input [5, 12] and 40 classes must have shape [5, 40], got [5, 12]" },
       { function() F.linear_cross_entropy(x, w, ids, { batch_chunk_size = 0 }) end,

@@ -28,9 +28,13 @@ describe("a loss", function()
     refuses("huber_loss: option 'delta' is a number (0), expected a number > 0", F.huber_loss, ms.ones(1), ms.ones(1),
       { delta = 0 })
     refuses("gaussian_nll_loss: the variance has negative elements", F.gaussian_nll_loss, ms.ones(1), ms.ones(1), -1)
-    refuses("nll_loss: the input has shape [2, 3] and the classes [2, 1]; expected [N, C] and [N], or [N, C, ...] and "
+    refuses("nll_loss: input has shape [2, 3] and target [2, 1]; expected [N, C] and [N], or [N, C, ...] and "
       .. "[N, ...]", F.nll_loss, ms.ones(2, 3), ids { { 0 }, { 1 } })
     assert.is_false(pcall(F.nll_loss, ms.ones(2, 3), ids { 0, 3 }))
+    local advice = 'target must be int64 or int32, got float32 [2]; write target:long(), or make it with ms.tensor(..., { dtype = "int64" })'
+    refuses("nll_loss: " .. advice, F.nll_loss, ms.ones(2, 3), ms.ones(2))
+    refuses("cross_entropy: " .. advice, F.cross_entropy, ms.ones(2, 3), ms.ones(2))
+    refuses("CrossEntropyLoss: " .. advice, nn.CrossEntropyLoss(), ms.ones(2, 3), ms.ones(2))
     refuses("nll_loss: the weight has shape [2], expected [3]: the input has 3 classes", F.nll_loss, ms.ones(2, 3),
       ids { 0, 2 }, { weight = ms.ones(2) })
     refuses("one_hot: the largest id is 3, expected less than 3", F.one_hot, ids { 0, 3 }, 3)

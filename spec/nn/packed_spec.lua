@@ -157,8 +157,10 @@ describe("nn.utils.rnn", function()
       rnn.pack_padded_sequence, x, { 4, 0 })
     raises("pack_padded_sequence: Expected `len(lengths)` to be equal to batch_size, but got 3 (batch_size=2)",
       rnn.pack_padded_sequence, x, { 4, 3, 2 })
-    raises("pack_padded_sequence: lengths is float32 [2], expected integers [2], one for each sequence",
-      rnn.pack_padded_sequence, x, ms.ones(2))
+    raises("pack_padded_sequence: lengths is int64 [], expected integers [2], one for each sequence",
+      rnn.pack_padded_sequence, x, ms.tensor(2, { dtype = "int64" }))
+    raises("pack_padded_sequence: lengths must be integers, got float32 [2]; write lengths:long(), make them with "
+      .. 'ms.tensor(..., { dtype = "int64" }), or give a list of numbers', rnn.pack_padded_sequence, x, ms.ones(2))
     raises("pack_padded_sequence: input has shape [4], expected [T, N, ...]", rnn.pack_padded_sequence, ms.ones(4), { 4 })
     raises("pad_sequence: argument 1 is a table, expected a list of at least one tensor", rnn.pad_sequence, {})
     raises("pad_sequence: sequence 2 has shape [2, 4], expected [length, ...], with the sizes after the length of "

@@ -102,7 +102,7 @@ for world = 1, 4 do
 
     it("is refused on every rank for a single value per channel", function(rank)
       local text = message(nn.SyncBatchNorm(2), ms.ones(rank == 0 and 1 or 0, 2))
-      assert.truthy(text:find("Expected more than 1 value per channel when training", 1, true), text)
+      assert.truthy(text:find("SyncBatchNorm: Expected more than 1 value per channel when training", 1, true), text)
     end)
 
     it("equals batch norm over the whole batch on a GPU #cuda", function(rank)

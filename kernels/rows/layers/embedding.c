@@ -11,7 +11,11 @@ static ms_status embedding_check(ms_call *c)
     int64_t shape[MS_MAX_DIMS];
     if (w->ndim != 2 || !ms__is_float(w->dtype))
         return ms__call_fail(c, "the weight must be a floating-point tensor [n, d], got %s", ms__tensor_text(w));
-    if (!is_id(ids->dtype)) return ms__call_fail(c, "ids must be int64 or int32, got %s", ms__tensor_text(ids));
+    if (!is_id(ids->dtype))
+        return ms__call_fail(c,
+                             "ids must be int64 or int32, got %s %s; write ids:long(), or make them with "
+                             "ms.tensor(..., { dtype = \"int64\" })",
+                             ms__dtype_name(ids->dtype), ms__shape_text(ids->ndim, ids->shape));
     if (ids->ndim + 1 > MS_MAX_DIMS)
         return ms__call_fail(c, "ids may have at most %d dimensions, got %s", MS_MAX_DIMS - 1, ms__tensor_text(ids));
     memcpy(shape, ids->shape, sizeof shape);

@@ -15,18 +15,25 @@ static ms_status check_reduction(ms_call *c)
 
 // ---- cross_entropy --------------------------------------------------------------------------------
 
+static ms_status not_ids(ms_call *c, const ms_tensor *ids)
+{
+    return ms__call_fail(c,
+                         "target must be int64 or int32, got %s %s; write target:long(), or make it with "
+                         "ms.tensor(..., { dtype = \"int64\" })",
+                         ms__dtype_name(ids->dtype), ms__shape_text(ids->ndim, ids->shape));
+}
+
 // out[1]: log(sum(exp(logits))) of each row, in float32 or float64, so that backward needs one pass.
 static ms_status cross_entropy_check(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *ids = c->in[1], *w = c->n_in > 2 ? c->in[2] : NULL;
     MS_TRY(check_reduction(c));
-    if (!ms__is_float(x->dtype)) return ms__call_fail(c, "logits must be floating point, got %s", ms__tensor_text(x));
+    if (!ms__is_float(x->dtype)) return ms__call_fail(c, "input must be floating point, got %s", ms__tensor_text(x));
     if (x->ndim < 1 || x->ndim > 2)
-        return ms__call_fail(c, "logits must be [classes] or [n, classes], got %s", ms__tensor_text(x));
-    if (ids->dtype != MS_I64 && ids->dtype != MS_I32)
-        return ms__call_fail(c, "ids must be int64 or int32, got %s", ms__tensor_text(ids));
+        return ms__call_fail(c, "input must be [classes] or [n, classes], got %s", ms__tensor_text(x));
+    if (ids->dtype != MS_I64 && ids->dtype != MS_I32) return not_ids(c, ids);
     if (ids->ndim != x->ndim - 1 || (ids->ndim && ids->shape[0] != x->shape[0]))
-        return ms__call_fail(c, "ids must be %s for logits %s, got %s", ms__shape_text(x->ndim - 1, x->shape),
+        return ms__call_fail(c, "target must be %s for input %s, got %s", ms__shape_text(x->ndim - 1, x->shape),
                              ms__shape_text(x->ndim, x->shape), ms__shape_text(ids->ndim, ids->shape));
     if (w && (w->ndim != 1 || w->shape[0] != x->shape[x->ndim - 1] || w->dtype != x->dtype))
         return ms__call_fail(c, "the class weights must be %s [%lld], got %s", ms__dtype_name(x->dtype),
@@ -92,9 +99,9 @@ static ms_status linear_cross_entropy_check(ms_call *c)
     if (!ms__is_float(x->dtype) || w->dtype != x->dtype)
         return ms__call_fail(c, "input and weight must have the same floating-point dtype, got %s and %s",
                              ms__tensor_text(x), ms__tensor_text(w));
-    if ((ids->dtype != MS_I64 && ids->dtype != MS_I32) || ids->ndim != 1 || ids->shape[0] != x->shape[0])
-        return ms__call_fail(c, "ids must be int64 or int32 [%lld], got %s", (long long)x->shape[0],
-                             ms__tensor_text(ids));
+    if (ids->dtype != MS_I64 && ids->dtype != MS_I32) return not_ids(c, ids);
+    if (ids->ndim != 1 || ids->shape[0] != x->shape[0])
+        return ms__call_fail(c, "target must be [%lld], got %s", (long long)x->shape[0], ms__tensor_text(ids));
     for (int k = BIAS; k <= WEIGHT; k++) {
         const ms_tensor *v = c->n_in > k ? c->in[k] : NULL;
         if (v && (v->ndim != 1 || v->shape[0] != w->shape[0] || v->dtype != x->dtype))

@@ -223,15 +223,27 @@ local function pull(run, ...)
 end
 M.pull = pull
 
+-- The options of backward. create_graph is among them for an error that says why it is refused.
+local backward_options = { retain_graph = false, create_graph = false }
+
+local function retains(given)
+  local o = opts("backward", given, backward_options)
+  if o.create_graph then
+    errors.raise("backward: create_graph: gradients of gradients are not supported; omit the option")
+  end
+  return o.retain_graph
+end
+
 local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
 
 --- Computes the gradients of t with respect to all leaves that it depends on, and adds them to their grad. Errors: t
 --- has no graph; t has several elements and grad is missing; an earlier backward has freed the graph.
 ---@param grad? Tensor  the gradient of t, of its shape; 1 for a t of one element
----@param given? { retain_graph: boolean }  retain_graph: keeps the graph for another backward
+---@param given? { retain_graph: boolean, create_graph: boolean }
+---   retain_graph: keeps the graph for another backward; create_graph: not supported: an error
 function methods.backward(t, grad, given)
   if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
-  local retain = given ~= nil and opts("backward", given, { retain_graph = false }).retain_graph
+  local retain = given ~= nil and retains(given)
   root1[0] = id_of(t, "backward")
   grad1[0] = grad ~= nil and id_of(grad, "backward", "gradient") or 0
   if depth > 0 then M.abort_left() end
@@ -274,12 +286,13 @@ end
 --- As methods.backward, for several roots at once.
 ---@param roots Tensor[]  tensors with a graph
 ---@param grads? Tensor[]  one for each root, of its shape; nil for roots of one element
----@param given? { retain_graph: boolean }  retain_graph: keeps the graph for another backward
+---@param given? { retain_graph: boolean, create_graph: boolean }
+---   retain_graph: keeps the graph for another backward; create_graph: not supported: an error
 function M.backward(roots, grads, given)
-  local o = opts("backward", given, { retain_graph = false })
+  local retain = retains(given)
   local ids, n, list, given_roots = id_list(roots, "backward", "root")
   local gids = grad_ids(grads, given_roots, n, "backward")
-  local run = lib.ms_backward(n, ids, gids, o.retain_graph and 1 or 0)
+  local run = lib.ms_backward(n, ids, gids, retain and 1 or 0)
   pull(run, unpack(list))
   lib.ms_run_free(run)
   drop_dead()

@@ -144,6 +144,8 @@ local within = { distributions = {
   biject_to = "apply a function such as F.softplus or x:exp() to what a layer computes",
   transform_to = "apply a function such as F.softplus or x:exp() to what a layer computes",
   kl = "use distributions.kl_divergence(p, q)",
+}, ["nn.utils"] = {
+  parametrizations = "use nn.utils.spectral_norm(layer) or nn.utils.weight_norm(layer)",
 } }
 
 for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",

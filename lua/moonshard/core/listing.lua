@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Lists that a `for` loop visits as PyTorch's generators: `for p in model:parameters() do`. For `#`, `ipairs`, `pairs`
 --- and `unpack` they are plain tables.
+local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
 local SHOWN = 20                      -- the largest number of elements that tostring shows
@@ -23,6 +24,11 @@ function M.Listing.__call(list, _, last)
   return list[k + 1]
 end
 M.Listing.__no_function = M.Listing.__call
+
+--- What to write instead of the lists of parameters of several modules in one list or sum.
+M.SEVERAL = "for several modules write nn.ModuleList({ a, b }):parameters()"
+
+function M.Listing.__add() errors.raise("a list has no +; %s", M.SEVERAL) end
 
 function M.Listing.__tostring(list)
   local lines = {}

@@ -48,10 +48,13 @@ local function with_path(self, e)
     if not found then return e end              -- not registered below self: keep the path found so far
     path = path .. "." .. found
   end
-  -- If the path is the operator's own name, the message keeps it once: not "linear: linear: …".
+  -- If the path is the operator's own name, the message keeps it once: not "linear: linear: …". A class whose name says
+  -- more than the operator's gives its own: "CrossEntropyLoss: …", "BatchNorm1d: …".
   local named = failing.inner == self and failing.rest:match "^([%w_]+): "
   if named and named:gsub("_", "") == path then
     failing.text = failing.head .. failing.rest
+  elseif named and named:gsub("_", "") == path:gsub("^sync", ""):gsub("loss$", ""):gsub("%dd$", "") then
+    failing.text = failing.head .. self:class_name() .. failing.rest:sub(#named + 1)
   else
     failing.text = failing.head .. path .. ": " .. failing.rest
   end

@@ -190,7 +190,7 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   end
   local n = x:numel() / math.max(x:size(2), 1)
   if n <= 1 and x:size(2) > 0 then
-    raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
+    raise("batch_norm: Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
   -- PyTorch's backward refuses weights in low precision with statistics of another dtype, unless x is [N, C].
   if mean ~= nil and w ~= nil and HALF[w.dtype] and mean.dtype ~= w.dtype and x.ndim > 2 and autograd.is_grad_enabled()
@@ -265,16 +265,16 @@ end
 -- Cross-entropy of logits [C] or [N, C, ...], as in PyTorch. The operator takes matrices, with a row of logits for each
 -- id.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
-  opts.expect(logits, a_tensor, "cross_entropy: logits")
-  opts.expect(ids, a_tensor, "cross_entropy: ids")
+  opts.expect(logits, a_tensor, "cross_entropy: input")
+  opts.expect(ids, a_tensor, "cross_entropy: target")
   local ndim = logits.ndim
   if ids.ndim == ndim and ndim > 0 and dtypes.is_float(info_of(ids).dtype) then
     return soft_cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   end
   if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing) end
-  if ndim == 0 then raise("cross_entropy: logits of shape [] have no classes") end
+  if ndim == 0 then raise("cross_entropy: input of shape [] have no classes") end
   if ndim == 1 and ids:numel() ~= 1 or ndim > 1 and logits:numel() ~= ids:numel() * logits:size(2) then
-    raise("cross_entropy: logits have shape %s and ids %s, expected %s", tostring(logits.shape), tostring(ids.shape),
+    raise("cross_entropy: input has shape %s and target %s, expected %s", tostring(logits.shape), tostring(ids.shape),
       ndim == 1 and "[C] and []" or "[N, C, ...] and [N, ...]")
   end
   if ndim == 1 then
@@ -352,7 +352,7 @@ function F.linear_cross_entropy(x, w, ids, given)
   for d = 1, ndim - 1 do fits = fits and ids:size(d) == x:size(d) end
   if not fits then
     raise("linear_cross_entropy: %s for input %s and %d classes must have shape [%s], got %s",
-      soft and "probabilities" or "ids", tostring(x.shape), classes,
+      soft and "probabilities" or "target", tostring(x.shape), classes,
       table.concat(first_sizes(x), ", ") .. (soft and (ndim > 1 and ", " or "") .. classes or ""), tostring(ids.shape))
   end
   if ndim ~= 2 then

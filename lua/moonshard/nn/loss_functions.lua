@@ -228,15 +228,16 @@ end
 -- Log-probabilities [N, C, ...] and classes [N, ...] as rows [M, C] and ids [M]; weight is nil or has C elements.
 local function rows_of(who, input, ids, weight)
   opts.expect(input, a_tensor, "%s: input", who)
-  opts.expect(ids, a_tensor, "%s: classes", who)
+  opts.expect(ids, a_tensor, "%s: target", who)
   local fits = input.ndim > 0 and ids.ndim == input.ndim - 1
   for d = 1, fits and ids.ndim or 0 do fits = fits and ids:size(d) == input:size(d > 1 and d + 1 or 1) end
   if not fits then
-    raise("%s: the input has shape %s and the classes %s; expected [N, C] and [N], or [N, C, ...] and [N, ...]", who,
+    raise("%s: input has shape %s and target %s; expected [N, C] and [N], or [N, C, ...] and [N, ...]", who,
       tostring(input.shape), tostring(ids.shape))
   end
   if ids.dtype ~= "int64" and ids.dtype ~= "int32" then
-    raise("%s: the classes are %s %s, expected int64", who, ids.dtype, tostring(ids.shape))
+    raise('%s: target must be int64 or int32, got %s %s; write target:long(), or make it with ms.tensor(..., { dtype = "int64" })',
+      who, ids.dtype, tostring(ids.shape))
   end
   local classes = input:size(input.ndim > 1 and 2 or 1)
   if weight and (weight.ndim ~= 1 or weight:size(1) ~= classes) then

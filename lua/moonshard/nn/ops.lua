@@ -166,7 +166,7 @@ end
 local reductions = { none = 0, mean = 1, sum = 2 }
 
 function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smoothing)
-  a_in[0], a_in[1] = id_of(logits, "cross_entropy", "logits"), id_of(ids, "cross_entropy", "ids")
+  a_in[0], a_in[1] = id_of(logits, "cross_entropy", "input"), id_of(ids, "cross_entropy", "target")
   local n = 2
   if weight ~= nil then a_in[2], n = id_of(weight, "cross_entropy", "weight"), 3 end
   args.n_in, args.n_i, args.n_f = n, 2, 1

@@ -163,7 +163,11 @@ end
 -- Returns lengths, a list or a tensor, as a list of whole numbers.
 local function list_of_lengths(who, lengths, n, most)
   if is_tensor(lengths) then
-    if lengths.ndim ~= 1 or not lengths.dtype:find "^u?int" then
+    if not lengths.dtype:find "^u?int" then
+      raise('%s: lengths must be integers, got %s %s; write lengths:long(), make them with ms.tensor(..., { dtype = "int64" }), or give a list of numbers',
+        who, lengths.dtype, tostring(lengths.shape))
+    end
+    if lengths.ndim ~= 1 then
       raise("%s: lengths is %s %s, expected integers [%d], one for each sequence", who, lengths.dtype,
         tostring(lengths.shape), n)
     end

@@ -53,7 +53,7 @@ return function(x, running, layer)
     -- The number of elements on all ranks is read only if this rank has at most one: a read waits for the device, and a
     -- captured step cannot read. If there is at most one element in all, every rank reads it, and raises.
     if n <= 1 and x:size(2) > 0 and total:item() <= 1 then
-      errors.raise("Expected more than 1 value per channel when training, got input size %s, and a total of %d over all ranks",
+      errors.raise("batch_norm: Expected more than 1 value per channel when training, got input size %s, and a total of %d over all ranks",
         tostring(x.shape), total:item())
     end
     autograd.no_grad(function()

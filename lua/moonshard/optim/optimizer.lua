@@ -7,6 +7,7 @@ local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local methods = require "moonshard.core.methods"
 local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
@@ -98,6 +99,7 @@ local function construct(self, params, given, spec)
   else
     for k, group in ipairs(params) do
       if not is_plain(group) then opts.wrong(group, "a group {params = {…}}", "%s: element %d", who, k) end
+      if is_tensor(group[1]) then raise("%s: element %d is a list of parameters; %s", who, k, listing.SEVERAL) end
       add_group(self, group, "group " .. k)
     end
   end
