@@ -559,7 +559,7 @@ MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const do
 // To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
 // the order of the latest forward, in the background. Collective.
 MS_API ms_status ms_unit_gather_first(double unit);
-MS_API double ms_unit_of(ms_id p);  // the unit of which p is a parameter; 0: none
+MS_API double ms_unit_of(ms_id p);  // the unit that manages parameter p; 0: none
 // Flat units: offset of p's piece in this rank's part of the flat parameter, in elements.
 MS_API double ms_unit_flat_offset(ms_id p);
 // MS_VIEWS_FLAT: the flat parameter, 1-d, padded; every call returns the same id

@@ -113,7 +113,7 @@ static ms_status prod_grad(ms_backward_call *b)
 }
 
 // The gradient is scale * g (x - mean). scale is 2 / (n - correction) for var, 1 / ((n - correction) std) for std, with
-// n the number of elements of which a result is computed.
+// n: the number of elements that a result combines.
 static ms_status deviation_backward(ms_backward_call *b, bool root)
 {
     const ms_meta *m = &b->in_meta[0];

@@ -465,10 +465,10 @@ function methods.retain_grad(t)
   end)
 end
 
--- Leaf hooks, as keys, of which a step needs only what the engine does in them: captured steps repeat that.
+-- The leaf hooks (keys) whose only effect is work of the engine: captured steps repeat that work without calling them.
 local engine_only = setmetatable({}, { __mode = "k" })
---- As register_post_accumulate_grad_hook, for a hook of which a step needs only what the engine does in
---- it, so that a captured step may call it.
+--- As register_post_accumulate_grad_hook, for a hook whose only effect is work of the engine, which a captured step
+--- repeats.
 function M.register_engine_hook(t, fn)
   engine_only[fn] = true
   return t:register_post_accumulate_grad_hook(fn)

@@ -64,7 +64,7 @@ end
 
 --- Gamma numbers with rate 1, or their logarithms (numbers of a small concentration underflow), float64, with a
 --- gradient for the concentration. An infinite concentration gives infinity, a negative one or nan gives nan.
----@param sizes integer[]  sizes of the result, the last of which are the concentration's
+---@param sizes integer[]  sizes of the result; the last ones are the concentration's
 ---@param concentration Tensor
 ---@param logarithm? boolean
 ---@return Tensor
@@ -73,7 +73,7 @@ function M.gamma(sizes, concentration, logarithm)
 end
 
 --- Poisson numbers, float64, without a gradient; an infinite rate gives infinity, a negative one or nan gives nan.
----@param sizes integer[]  sizes of the result, the last of which are the rate's
+---@param sizes integer[]  sizes of the result; the last ones are the rate's
 ---@param rate Tensor
 ---@return Tensor
 function M.poisson(sizes, rate) return by_parameter(POISSON, "poisson_draw", sizes, rate:detach(), false) end

@@ -32,7 +32,7 @@ function M.newer_source(root)
   return path
 end
 
--- Breaks text into lines of at most 120 columns, each of which begins with the comment mark.
+-- Breaks text into comment lines of at most 120 columns.
 local function comment(mark, text)
   local lines, line = {}, mark
   for word in text:gmatch "%S+" do
