@@ -14,7 +14,7 @@ typedef struct reduction {
     int64_t *at;           // the offset of each parameter's part in out
     ms_tensor *in, *out;   // in: packed gradients, NULL if sent in place; out: this rank's part of the result
     ms_work *work;
-    ms_work *scattered;  // the reduce-scatter, if `work` is an all-reduce; views/classic.c: always
+    ms_work *scattered;  // the reduce-scatter, if `work` is an all-reduce; in views/classic.c also without all-reduce
     bool partial;        // sharded views: the result is added to owner->gradients.partial
     // used by views/classic.c only:
     double after;     // divisor of the result; 0: do not divide

@@ -136,8 +136,8 @@ typedef struct unit_pass {
     uint64_t skipped;   // a stack of bits, one per nested pass; 1: the unit ignores the pass
 } unit_pass;
 
-// The progress of a backward. The gradients themselves are in unit_param. backward.c, unit.c and the views change it;
-// root.c drops gradients after an error or when the script clears them.
+// The progress of a backward, and `partial` gradients; unit_param has the others. backward.c, unit.c and the views
+// change it; root.c drops gradients after an error or when the script clears them.
 typedef struct unit_gradients {
     size_t arrived;    // bytes of gradients that have arrived since the latest post-backward that took them
     bool partly;       // this backward has run some but not all modules of a pass

@@ -59,7 +59,7 @@ static void drop_events(ms_storage *s)
 void ms__storage_release(ms_storage *s)
 {
     if (--s->refs > 0) return;
-    // A queued record retains its storage, so no record uses the bytes any more.
+    // A queued record (work of a stream) retains the storages that it uses, so none uses these bytes any more.
     drop_events(s);
     if (s->block) ms__free(s->block);
     recycle(s);

@@ -129,7 +129,7 @@ static ms_status take_sums(gradients *s, bool maximum)
     return MS_OK;
 }
 
-// As over_ranks, for the sums (or maxima) of all groups on a GPU; they stay there. Collective.
+// As over_ranks, for the sums (or maxima) of all groups, which are on a GPU and stay there. Collective.
 static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
 {
     int64_t n = s->n_groups + 1, one = 1;

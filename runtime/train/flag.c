@@ -24,7 +24,7 @@ ms_status ms__flag_check(const char *who, const ms_tensor *t)
     return ms__fail(MS_EINVAL, "%s: the flag is %s, expected one float32 element", who, ms__tensor_text(t));
 }
 
-// Takes an unused flag to which nothing is copied, or makes one.
+// Takes an unused flag to which no copy is under way, or makes one.
 static ms_flag *take(void)
 {
     for (ms_flag **at = &unused; *at; at = &(*at)->next) {

@@ -54,7 +54,7 @@ static ms_status advance(void *arg, ms_captured *c, void *here)
 
 enum { DEPTH = 32, FACTORS = MS_OPTIM_FACTORS + 1 };
 
-// The parts of a step's numbers (ms_fixed), in host memory or on the GPU.
+// Where the parts of the data of how_choice (ms_fixed) begin, in host memory or on the GPU.
 typedef struct {
     ms_optim_sets *sets;
     ms_optim_job *jobs;
@@ -77,7 +77,7 @@ static size_t bytes_of(const ms_pass *p)
     return sizeof(ms_optim_sets) + (size_t)p->n_jobs * job + (size_t)p->n_sets * set;
 }
 
-// Divides the jobs into groups of equal options and step counts: group[k] is that of job k, p->first[g] the first leaf
+// Divides the jobs into groups of equal options and step counts: group[k] is job k's group, p->first[g] the first leaf
 // of group g. Returns the number of groups.
 static int divide(const ms_pass *p, int32_t *group)
 {
@@ -86,7 +86,7 @@ static int divide(const ms_pass *p, int32_t *group)
     for (int k = 0; k < p->n_stepped; k++) {
         const ms_stepped *l = &p->stepped[k];
         if (l->job < 0) continue;
-        int g = n - 1;  // most leaves belong to the group of the last one
+        int g = n - 1;  // most leaves belong to the newest group
         while (g >= 0 && (first[g]->options != l->options || *first[g]->steps != *l->steps)) g--;
         if (g < 0) first[g = n++] = l;
         group[l->job] = g;

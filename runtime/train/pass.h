@@ -17,9 +17,9 @@ typedef struct ms_pass {
     ms_stepped *stepped;
     ms_counter **versions;
     struct ms_tensor **managed;
-    // Of a step about which a GPU decides (ms__pass_decide). tally: its leaves' steps; NULL: the step is always made,
-    // or the host decides. skip: on the GPU. n_sets: the number of sets of factors for which there is room. first: room
-    // for a leaf per group of equal factors
+    // For a step about which a GPU decides (ms__pass_decide). tally: counts its leaves' steps; NULL: the step is always
+    // made, or the host decides. skip: the flag on the GPU. n_sets: the number of sets of factors for which there is
+    // room. first: room for one leaf of each group of equal factors
     ms_tally *tally;
     const ms_stepped **first;
     const float *skip;

@@ -63,7 +63,7 @@ typedef struct ms_unless {
     flags found;
     ms_captured_work *work, *end;  // this work; the mark after the optimizer's step (ms__capture_mark)
     uint64_t offset;               // the random generator's offset before the optimizer's step was recorded
-    int before, between, passes;   // pieces of work up to this one, after it up to the end; optimizers' steps of these
+    int before, between, passes;   // counts: work up to this piece; after it up to `end`; optimizers' steps among these
     bool there;                    // the GPU of the flag decides
     struct ms_unless *next;
 } unless_work;
@@ -163,8 +163,8 @@ ms_status ms_capture_unless_end(void)
 
 static bool decided_there(const ms_pass *p) { return p->within && p->within->there; }
 
-// Selects the decisions that a GPU makes: all that is skipped are optimizers' steps on the GPU of the flag, and no leaf
-// of them takes another step about which that GPU does not decide, because the host does not know its count of steps.
+// Selects the decisions that a GPU makes: they skip only optimizers' steps on the GPU of the flag, and no leaf of these
+// takes a step about which that GPU does not decide, because the host does not know the leaf's count of steps.
 static void select_decisions(const struct ms_choices *all)
 {
     for (unless_work *w = all->decisions; w; w = w->next)

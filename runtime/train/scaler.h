@@ -9,7 +9,7 @@
 void ms__choices_pass(ms_captured *c, ms_pass *p);
 // At the end of the recording: makes GPUs decide what they can.
 ms_status ms__choices_end(ms_captured *c);
-// Before a repetition: waits if the host does not know yet what too many earlier ones have decided.
+// Before a repetition: if the host does not know yet the decisions of too many earlier repetitions, waits for them.
 ms_status ms__choices_ready(const ms_captured *c);
 // Frees the lists of decisions; called after the step's work has been freed.
 void ms__choices_forget(ms_captured *c);

@@ -19,8 +19,8 @@ struct ms_tally {
     ms_tensor *there;     // ms_tally_counts, or for a scaler a double
     ms_scale_rule *rule;  // NULL: the tally counts steps
     bool current;         // of a scaler: the count is that on the GPU; otherwise that of the rule
-    // Of steps. issued: decisions that were queued; known: the counts that have been added to the numbers; event: is
-    // reached after the decisions before number `marked`.
+    // For counts of steps. issued: decisions that were queued; known: the counts that have been added to the script's
+    // `numbers`; event: is reached after the decisions before number `marked`.
     uint64_t *pinned;
     double **numbers;
     int n_numbers;
@@ -127,13 +127,13 @@ static ms_status settle(ms_tally *t)
     if (t->issued == t->known.done) return MS_OK;
     MS_TRY(ms__cuda_settle(ms__index(t->device)));
     add_known(t);
-    t->issued = t->known.done;  // a repetition that failed may have queued fewer
+    t->issued = t->known.done;  // a repetition that failed may have queued fewer decisions
     return MS_OK;
 }
 
 static uint32_t pending(const ms_tally *t) { return t->issued - t->known.done; }
 
-// Adds the steps that are known to the script's numbers. Waits until at most `most` decisions are pending.
+// Waits until at most `most` decisions are pending, and adds the steps that the GPU has made to the script's numbers.
 static ms_status wait_until(ms_tally *t, uint32_t most)
 {
     add_known(t);

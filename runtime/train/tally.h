@@ -21,14 +21,14 @@ void ms__tally_use(ms_tally *t, uint32_t depth);
 // Before a repetition: waits until there is room for its decisions. Its work then need not wait: if a wait inside it
 // failed, as when a script is interrupted, only a part of the repetition's steps would have been counted.
 ms_status ms__tally_ready(ms_tally *t);
-// Before a decision is queued that the kernel `choose` counts. Adds the steps that are known to the numbers. *pending:
-// how many earlier decisions are not known, fewer than depth: waits for the oldest of them if there are more. *base:
-// the GPU's count without the pending decisions.
+// Called before a decision is queued that the kernel `choose` counts. Adds the steps made so far to the script's
+// numbers. *pending: how many earlier decisions the host does not know, fewer than depth: waits for the oldest of them
+// if there are more. *base: the GPU's count without the pending decisions.
 ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *pending, uint32_t *base);
 
 double *ms__tally_tracker(const ms_tally *t);  // the count of steps without infinities, on the GPU
-// Returns the count with which the next change of the scale begins. NaN: the count on the GPU. Any other count replaces
-// that on the GPU, because the script may have changed it.
+// Returns the count with which the next change of the scale begins. NaN: the count on the GPU. Any other count is the
+// rule's, which the script may have changed; it replaces that on the GPU.
 double ms__tally_next(ms_tally *t);
 
 #endif

@@ -8,7 +8,7 @@ local nn = ms.nn
 ms.manual_seed(1)
 local model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 
--- A forward hook is called after the forward of its layer, with the layer and the output.
+-- A forward hook is called after the forward of its layer, with the layer, its inputs and its output.
 local handles = {}
 for name, m in model:named_children() do
   handles[#handles + 1] = m:register_forward_hook(function(module, _, out)

@@ -11,7 +11,7 @@ local day = ms.arange(0, 1000):float()
 local series = (day * (2 * math.pi / 365)):sin() + (day * (2 * math.pi / 7)):sin() * 0.5 + day * 0.001
   + ms.randn(1000) * 0.1
 
--- From PAST values the next AHEAD ones; the last 200 days are not trained on.
+-- An item is PAST values and the next AHEAD values, which are its target; the last 200 days are not trained on.
 local PAST, AHEAD = 28, 7
 local function windows(first, last)
   local rows = series:narrow(1, first, last - first + 1):unfold(1, PAST + AHEAD, 1)

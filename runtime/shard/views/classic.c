@@ -219,7 +219,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
 //
 // After a backward inside no_sync gradients are kept in the leaves' grads, so that scripts can read, scale and clear
 // them: whole, in the dtype they were computed in, as views of one flat tensor. Gradients that landed before wait in
-// `saved` for the backward that reduces. In a world of one both have the same shape and are added up.
+// `saved` for the backward that reduces. In a world of one, gradients are added to those that landed before.
 
 static bool waits(const unit_param *q) { return ms__landed(q) && ms__landed(q)->unreduced; }
 

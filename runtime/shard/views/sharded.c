@@ -46,7 +46,7 @@ static ms_status off_home(const unit *u, const char *device)
                     names);
 }
 
-// A change is not an error if the forward's whole parameters still exist: backward then uses them.
+// Parameters may change after forward if the whole parameters of the forward still exist: backward then uses these.
 static ms_status changed(const unit *u, bool stayed)
 {
     if (stayed) return MS_OK;
@@ -243,8 +243,8 @@ static void mark_present(const unit *u, const reduction *r, ms_label *label, cha
     label->part_of = words;
 }
 
-// Takes p's gradient. *mine: the gradient in the stored dtype, on the unit's home device, in memory of its own. A copy
-// may be made only when the list `together` runs; *was, its source, must live until then.
+// Takes p's gradient. *mine: the gradient in the stored dtype, on the unit's home device, in memory of its own. If it
+// is a copy that the list `together` makes when it runs, *was is the source, which must live until then.
 static ms_status take_alone(unit_param *p, ms_copies *together, ms_tensor **mine, ms_tensor **was)
 {
     ms_tensor *g = p->pending;
@@ -320,7 +320,7 @@ static ms_status add_partial(unit *u, reduction *r)
     return MS_OK;
 }
 
-// The request for the reduce-scatter of r. words: memory of the label.
+// The request for the reduce-scatter of r. words: a buffer for the label's text.
 static ms_request request_of(unit *u, const reduction *r, char *words, size_t size)
 {
     ms_request request = { .group = u->group,
@@ -405,7 +405,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     if (st != MS_OK || r.n == 0) return st;
     int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    // Gradients that have the dtype of the reduction are sent in place, unless they are small: packing these is faster.
+    // Gradients of the reduction's dtype are sent in place if peers can read them there. Packing small ones is faster.
     ms_part parts[MS_PARTS] = { { 0 } };
     bool in_place =
         !custom && (u->memory.device == MS_CPU || (u->memory.home == u->memory.device && ms__group_maps(u->group)));

@@ -127,7 +127,7 @@ function M.over_ranks(jobs, argv, more)
   for k, word in ipairs(argv) do words[k] = (" '%s'"):format(word:gsub("'", "'\\''")) end
   for _, job in ipairs(jobs) do
     local n, own = tostring(job):match "^(%d+)(.*)$"
-    -- Settings that only mpirun accepts: allow root, and more ranks than cores.
+    -- Settings that Open MPI has as variables: mpirun accepts root, and more ranks than cores.
     local status = os.execute(
       ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
       .. "mpirun -n %s luajit '%s'%s%s"):format(n, argv[0], table.concat(words), own))

@@ -7,8 +7,9 @@
 ---   luajit scripts/bench/support/gpu.lua [--group NAME] [--quick]   measures; --quick: tiny sizes
 ---   MOONSHARD_CUDA=null luajit scripts/bench/support/gpu.lua --predict FILE
 ---
---- Each result is a line, and a line of JSON appended to the file $MOONSHARD_RATES. --predict writes the predicted
---- times of all cases and of a step of GPT-2 (scripts/bench/support/predict.lua) instead, and needs nvcc but no GPU.
+--- Each result is a line, and a line of JSON appended to the file $MOONSHARD_RATES. --predict writes predicted times
+--- (scripts/bench/support/predict.lua) instead, of the cases in which the GPU's time counts and of a step of GPT-2; it
+--- needs nvcc but no GPU.
 --- peer_gpu.py has the same cases in PyTorch.
 local root = arg[0]:match "^(.*)scripts/bench/" or "./"
 package.path = ("@lua/?.lua;@lua/?/init.lua;@scripts/bench/support/?.lua;"):gsub("@", root) .. package.path
@@ -42,7 +43,7 @@ local function case(in_group, name, what, make)
   table.insert(cases, what)
 end
 
-local n = quick and 4096 or 64 * 2 ^ 20                  -- elements: 256 MiB of float32, above any cache
+local n = quick and 4096 or 64 * 2 ^ 20                  -- without --quick 256 MiB of float32, above any cache
 local C = quick and 64 or 1024
 local function rows(dtype) return ms.randn(n / C, C, on(dtype)) end
 
@@ -87,7 +88,7 @@ for _, s in ipairs { { 768, 2304 }, { 768, 768 }, { 768, 3072 }, { 3072, 768 }, 
     end)
 end
 
--- With MOONSHARD_CUDNN=off, and in predictions, attention is that of our own kernels.
+-- With MOONSHARD_CUDNN=off, and in predictions, attention runs on our own kernels.
 local own = (file or os.getenv "MOONSHARD_CUDNN" == "off") and ", own kernels" or ""
 for _, s in ipairs { { 64, 1024, 96 }, { 64, 8192, 12 }, { 128, 1024, 48 }, { 128, 8192, 6 } } do
   local D, T, H = s[1], s[2], s[3]

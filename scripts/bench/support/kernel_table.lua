@@ -38,7 +38,7 @@ local function read(path)
   return text
 end
 
--- "norm_kernel<float>" from "void norm_kernel<float>(norm, int, …)".
+-- Shortens a kernel's signature: "void norm_kernel<float>(norm, int, …)" gives "norm_kernel<float>".
 local function short(name)
   name = name:gsub("^void ", "")
   local depth = 0
@@ -138,7 +138,7 @@ end
 -- Kernels whose data of half types come with float32 numbers, loaded at the same time: states, statistics of rows.
 local WITH_STATES = set "optim:optim_kernel norm:norm_rows_kernel"
 
--- "optim:optim_kernel" from "optim: optim_kernel<1>".
+-- The key of a row in the lists of kernels: "optim:optim_kernel" for "optim: optim_kernel<1>".
 local function base_of(row) return (row.name:match "^[^<]*":gsub(" ", "")) end
 
 --- Bytes in flight on one SM for a class of data: those of a thread times the threads that the SM holds.

@@ -93,8 +93,8 @@ function M.predict(launches, by_symbol)
   return total, lists[1], lists[2]
 end
 
---- Counts launches that leave parts of the GPU idle: those that touch more than 1 MB with fewer blocks than it has SMs,
---- and those whose threads each combine more than 64 partial results. Also returns a line about each.
+--- Counts launches that leave parts of the GPU idle: those that touch more than 1 MB with fewer blocks than there are
+--- SMs, and those whose threads each combine more than 64 partial results. Also returns a line about each.
 function M.narrow(launches, by_symbol)
   local few, alone, names = 0, 0, {}
   for _, l in ipairs(launches) do

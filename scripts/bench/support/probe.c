@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// probe.c -- peak rates of this machine for benchmarks: copies and multiply-adds.
+// probe.c -- rates of this machine for benchmarks: copies, multiply-adds, reads and writes of a disk.
 //
 // Each rate of multiply-adds is the best of several short slices, because the machine is shared. Every function uses
 // one thread; if all ranks call it at the same time, it measures the rate of each with all of them active.

@@ -31,7 +31,7 @@ local function access(op)
   return n * BYTES[element], OF_TYPE[element] or (n > 1 or element == "b128") and "any" or nil, kind
 end
 
--- One instruction: { op, to = { registers written }, from = { registers read }, … }.
+-- Parses one instruction: { op, to = { registers written }, from = { registers read }, … }; nil if the text has none.
 local function instruction(text)
   text = text:gsub("^{%s*", ""):gsub(";.*$", "")
   local guard, rest = text:match "^@!?(%%[%w_]+)%s+(.*)$"
@@ -88,7 +88,7 @@ local function classify(blocks)
   return typed
 end
 
--- Basic blocks with `next`, the indices of their successors.
+-- Divides a kernel's text into basic blocks with `next`, the indices of their successors.
 local function blocks_of(body)
   local blocks, at, of_label = {}, nil, {}
   local function open()
