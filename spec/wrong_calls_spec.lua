@@ -58,7 +58,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "ms.distributions.Categorical { probs = { 0.5, 0.5 } }",
   "Categorical: probs is a table, expected a tensor of at least 1 dimension" },
   { "ms.distributions.Independent(ms.distributions.Normal(x, 1), 3)",
-  "Independent: 3 dimensions, but the distribution's batch_shape is [2, 3]" },
+  "Independent: argument 2, the number of dimensions, is 3, but the distribution's batch_shape is [2, 3]" },
   { "ms.distributions.MixtureSameFamily(ms.distributions.Categorical(ms.ones(2)), ms.distributions.Normal(x, 1))",
   "MixtureSameFamily: 2 classes of batch_shape [] do not fit components of batch_shape [2, 3], expected [..., 2]" },
   { "ms.distributions.MultivariateNormal(ms.ones(2), ms.eye(3))",

@@ -58,7 +58,7 @@ static ms_status check_fill_(ms_call *c)
     if (c->n_f < 1) return ms__call_fail(c, "the number is missing (f[0])");
     const ms_tensor *t = c->in[0];
     if (!ms__is_float(t->dtype) && t->dtype != MS_BOOL && c->f[0] != __builtin_floor(c->f[0]))
-        return ms__call_fail(c, "%g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(t));
+        return ms__call_fail(c, "%.15g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(t));
     if (!ms__holds(t->dtype, c->f[0]))
         return ms__call_fail(c, "%.17g is out of range for %s", c->f[0], ms__tensor_text(t));
     return ms__write_in_place(c);

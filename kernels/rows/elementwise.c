@@ -42,7 +42,7 @@ static ms_status binary_out(ms_call *c, const ms_tensor *a, const ms_tensor *b, 
 static ms_status check_alpha(const ms_call *c, int dtype)
 {
     if (c->n_f && !ms__is_float(dtype) && c->f[0] != (double)(int64_t)c->f[0])
-        return ms__call_fail(c, "alpha is %g, expected a whole number from -2^63 to below 2^63, as the result is %s",
+        return ms__call_fail(c, "alpha is %.15g, expected a whole number from -2^63 to below 2^63, as the result is %s",
                              c->f[0], ms__dtype_name(dtype));
     return MS_OK;
 }
@@ -173,7 +173,7 @@ static ms_status scalar_dtype(const ms_call *c, int *dtype)
         return ms__call_fail(c,
                              __builtin_isfinite(f) && f == __builtin_floor(f)
                                  ? "%g is out of range for %s; cast the tensor first"
-                                 : "%g is not a whole number, but the tensor is %s; cast the tensor first",
+                                 : "%.15g is not a whole number, but the tensor is %s; cast the tensor first",
                              f, ms__tensor_text(c->in[0]));
     if (*dtype == MS_BOOL) *dtype = MS_I64;
     if (!ms__holds(*dtype, f < 0 && *dtype == MS_U8 ? -f : f))  // a negative number with uint8 wraps, as in C
@@ -234,7 +234,7 @@ static ms_status clamp_bounds(const ms_call *c)
     if (ms__is_float(c->in[0]->dtype)) return MS_OK;
     for (int k = 0; k < 2; k++)
         if (__builtin_isfinite(c->f[k]) && c->f[k] != __builtin_floor(c->f[k]))
-            return ms__call_fail(c, "bound %g is not a whole number, but the tensor is %s", c->f[k],
+            return ms__call_fail(c, "bound %.15g is not a whole number, but the tensor is %s", c->f[k],
                                  ms__tensor_text(c->in[0]));
     return MS_OK;
 }
@@ -285,7 +285,8 @@ static ms_status one_dtype(const ms_call *c)
                                  wholes ? "floating-point or integer" : "floating-point", ms__tensor_text(c->in[0]),
                                  ms__tensor_text(c->in[k]));
     if (!ms__is_float(c->in[0]->dtype) && c->n_f && c->f[0] != (double)(int64_t)c->f[0])
-        return ms__call_fail(c, "value is %g, expected a whole number from -2^63 to below 2^63, as the tensors are %s",
+        return ms__call_fail(c,
+                             "value is %.15g, expected a whole number from -2^63 to below 2^63, as the tensors are %s",
                              c->f[0], ms__tensor_text(c->in[0]));
     return MS_OK;
 }
@@ -325,7 +326,8 @@ static ms_status check_mask(const ms_call *c)
     if (c->in[1]->dtype != MS_BOOL)
         return ms__call_fail(c, "the mask must be a bool tensor, got %s", ms__tensor_text(c->in[1]));
     if (!ms__is_float(c->in[0]->dtype) && c->f[0] != __builtin_floor(c->f[0]))
-        return ms__call_fail(c, "%g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(c->in[0]));
+        return ms__call_fail(c, "%.15g is not a whole number, but the tensor is %s", c->f[0],
+                             ms__tensor_text(c->in[0]));
     if (!ms__holds(c->in[0]->dtype, c->f[0]))
         return ms__call_fail(c, "%.17g is out of range for %s", c->f[0], ms__tensor_text(c->in[0]));
     return MS_OK;

@@ -19,7 +19,7 @@ static ms_status check_index_select(ms_call *c)
     int d;
     MS_TRY(check_positions(c));
     if (index->ndim > 1) return ms__call_fail(c, "positions must be 1-d, got %s", ms__tensor_text(index));
-    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no positions");
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to select from");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t shape[MS_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);

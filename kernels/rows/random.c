@@ -51,8 +51,8 @@ static ms_status check_randint_(ms_call *c)
     MS_TRY(check_numbers(c, 2));
     for (int k = 0; k < 2; k++)
         if (!(c->f[k] >= -0x1p63 && c->f[k] < 0x1p63) || c->f[k] != __builtin_floor(c->f[k]))
-            return ms__call_fail(c, "a bound is %g, expected a whole number from -2^63 to below 2^63", c->f[k]);
-    if (!(c->f[0] < c->f[1])) return ms__call_fail(c, "low must be below high, got %g and %g", c->f[0], c->f[1]);
+            return ms__call_fail(c, "a bound is %.15g, expected a whole number from -2^63 to below 2^63", c->f[k]);
+    if (!(c->f[0] < c->f[1])) return ms__call_fail(c, "low must be below high, got %.15g and %.15g", c->f[0], c->f[1]);
     if (!ms__holds(c->in[0]->dtype, c->f[0]) || !ms__holds(c->in[0]->dtype, c->f[1] - 1))
         return ms__call_fail(c, "%.17g to %.17g is out of range for %s", c->f[0], c->f[1] - 1,
                              ms__tensor_text(c->in[0]));

@@ -265,7 +265,7 @@ static ms_status check_select(ms_call *c)
     const ms_tensor *x = c->in[0];
     int d;
     MS_TRY(check_count(c, 2));
-    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no positions");
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to select from");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t at = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1];
     if (at < 0 || at >= x->shape[d])

@@ -135,7 +135,7 @@ describe("a tokenizer", function()
     assert.are.equal(("tokenizer: '%s' is not a tokenizer that Tokenizer:save wrote"):format(path),
       message(data.tokenizer, path))
     process.write(path, '{"format": "moonshard tokenizer 1", "merges": [[97, 98], [257, 3]]}')
-    assert.are.equal(("tokenizer: '%s' is damaged: its token 257 does not join two earlier ones"):format(path),
+    assert.are.equal(("tokenizer: '%s' is damaged: its token 257 is not the merge of two earlier ones"):format(path),
       message(data.tokenizer, path))
   end)
 end)

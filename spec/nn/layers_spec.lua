@@ -305,6 +305,7 @@ describe("the GPT", function()
 
   it("names arguments that do not fit", function()
     assert.truthy(message(small(), some_ids(1, 9)):find("9 positions are more than the context of 8", 1, true))
-    assert.truthy(message(GPT, { dim = 10, heads = 4 }):find("dim 10 is not a multiple of 4 heads", 1, true))
+    assert.truthy(message(GPT, { dim = 10, heads = 4 })
+      :find("dim is 10, expected a multiple of the number of heads, 4", 1, true))
   end)
 end)

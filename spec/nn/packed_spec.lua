@@ -163,8 +163,8 @@ describe("nn.utils.rnn", function()
       .. 'ms.tensor(..., { dtype = "int64" }), or give a list of numbers', rnn.pack_padded_sequence, x, ms.ones(2))
     raises("pack_padded_sequence: input has shape [4], expected [T, N, ...]", rnn.pack_padded_sequence, ms.ones(4), { 4 })
     raises("pad_sequence: argument 1 is a table, expected a list of at least one tensor", rnn.pad_sequence, {})
-    raises("pad_sequence: sequence 2 has shape [2, 4], expected [length, ...], with the sizes after the length of "
-      .. "sequence 1, [2, 3]", rnn.pad_sequence, { ms.ones(2, 3), ms.ones(2, 4) })
+    raises("pad_sequence: sequence 2 has shape [2, 4], expected [length, ...], with all sizes but the length as "
+      .. "in sequence 1, [2, 3]", rnn.pad_sequence, { ms.ones(2, 3), ms.ones(2, 4) })
     raises("pad_packed_sequence: argument 1 is a Tensor, expected a packed sequence", rnn.pad_packed_sequence, x)
     raises("pad_packed_sequence: Expected total_length to be at least the length of the longest sequence in input, but "
       .. "got total_length=3 and max sequence length being 4", rnn.pad_packed_sequence,

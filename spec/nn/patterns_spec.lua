@@ -49,8 +49,8 @@ describe("nn.init.dirac_", function()
   end)
 
   it("refuses groups that do not divide the output channels", function()
-    raises("dirac_: the number of output channels, 3, is not divisible by 2 groups", init.dirac_, ms.empty(3, 1, 3),
-      { groups = 2 })
+    raises("dirac_: the number of output channels, 3, is not divisible by the number of groups, 2", init.dirac_,
+      ms.empty(3, 1, 3), { groups = 2 })
     raises("dirac_: the tensor has shape [3, 1], expected 3 to 5 dimensions", init.dirac_, ms.empty(3, 1))
   end)
 end)

@@ -71,7 +71,8 @@ describe("extra state", function()
     local _, _, unexpected = ms.fsdp.load(folder .. "/saved", plain, { strict = false })
     assert.are.same({ "1._extra_state" }, unexpected)
     a[1].get_extra_state = function() return { f = print } end
-    assert.are.equal("extra state '1._extra_state' is a function, expected a number, string, boolean or table of these, for a file",
+    assert.are.equal("extra state '1._extra_state' is a function, expected a number, string, boolean "
+      .. "or plain table of these, at most 20 levels deep, for a file",
       message(function() ms.fsdp.save(folder .. "/other", a) end))
     os.execute(("rm -r '%s'"):format(folder))
   end)

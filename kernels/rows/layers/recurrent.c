@@ -37,8 +37,10 @@ static ms_status check_kinds(const ms_call *c, ms_recurrent_kind kind)
         const ms_tensor *t = c->in[k];
         if (!t || k == SIZES) continue;
         if (!ms__is_float(t->dtype) || t->dtype != x->dtype || ms__device(t) != ms__device(x))
-            return ms__call_fail(c, "the %s must have the input's floating-point dtype and device, %s, got %s",
-                                 names[k], ms__tensor_text(x), ms__tensor_text(t));
+            return ms__call_fail(c,
+                                 "all arguments must have the same floating-point dtype and device, got %s and, as the "
+                                 "%s, %s",
+                                 ms__tensor_text(x), names[k], ms__tensor_text(t));
     }
     if (kind != MS_LSTM && (input(c, C0) || input(c, PROJECT)))
         return ms__call_fail(c, "only an lstm has a %s", names[input(c, C0) ? C0 : PROJECT]);

@@ -161,7 +161,7 @@ static ms_status transposed_check(ms_call *c)
     if (x->shape[1] != w->shape[0] || w->shape[0] % groups != 0)
         return ms__call_fail(c,
                              "Given transposed=1, groups=%lld, weight of size %s, expected input%s to have %lld "
-                             "channels, a multiple of groups, but got %lld channels instead",
+                             "channels, and this number to be a multiple of groups, but got %lld instead",
                              (long long)groups, ms__shape_text(ndim, w->shape), ms__shape_text(ndim, x->shape),
                              (long long)w->shape[0], (long long)x->shape[1]);
     MS_TRY(check_bias(c, w->shape[1] * groups));

@@ -38,8 +38,9 @@ static ms_status check_resample(ms_call *c)
             return ms__call_fail(c, "a padding of %lld elements before and %lld after does not fit the size %lld of %s",
                                  (long long)before, (long long)after, (long long)a.in, ms__tensor_text(x));
         if (a.kind < MS_REFLECT && !(a.scale >= 0 && a.scale <= INT32_MAX))
-            return ms__call_fail(c, "the distance of outputs is %g elements of the input, expected 0 to %d", a.scale,
-                                 INT32_MAX);
+            return ms__call_fail(c,
+                                 "the step from one output element to the next is %g input elements, expected 0 to %d",
+                                 a.scale, INT32_MAX);
         shape[x->ndim - dims + d] = a.out;
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);

@@ -147,7 +147,8 @@ function M.abort_left(all)
     if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
       lib.ms_run_abort(puller.run)
       depth = d - 1
-      log.warn("an unfinished backward was aborted: the coroutine or line that called it ended while a hook or function ran")
+      log.warn("an unfinished backward was aborted: the coroutine that called it, or the line at the prompt, ended "
+        .. "while a hook or an ms.Function ran")
       return
     end
   end

@@ -79,7 +79,7 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)
   if #whole ~= d + values.ndim - 1 or d < 1 then
-    errors.raise("%s: shape %s has %d dimension%s, expected %d for the indices and %d for each value", who,
+    errors.raise("%s: shape %s has %d dimension%s, expected %d for the indices (at least 1) and %d for each value", who,
       tostring(whole), #whole, #whole == 1 and "" or "s", d, values.ndim - 1)
   end
   tensor.check_count(who, #whole)

@@ -171,8 +171,8 @@ local function open(paths, given)
     self.validation_count = self.validation_count + d.count - d.train
   end
   if self.train_count < 2 then
-    return nil, ("no text to train on in '%s', expected at least 2 training tokens"):format(type(paths) == "table"
-      and table.concat(paths, "', '") or paths)
+    return nil, ("the number of training tokens in '%s' is %d, expected at least 2"):format(type(paths) == "table"
+      and table.concat(paths, "', '") or paths, self.train_count)
   end
   local err
   self.train, err = tokens(self.documents, false)

@@ -223,7 +223,7 @@ function M.tokenizer(path)
   for k, pair in ipairs(saved.merges) do
     local a, b = type(pair) == "table" and pair[1], type(pair) == "table" and pair[2]
     if not (self._tokens[a] and self._tokens[b]) then
-      errors.raise("tokenizer: '%s' is damaged: its token %d does not join two earlier ones", path, 255 + k)
+      errors.raise("tokenizer: '%s' is damaged: its token %d is not the merge of two earlier ones", path, 255 + k)
     end
     join(self, a, b)
   end

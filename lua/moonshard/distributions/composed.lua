@@ -41,7 +41,8 @@ function Independent:init(base_distribution, reinterpreted_batch_ndims, given)
   opts.expect(n, opts.whole_from(0), "Independent: argument 2, the number of dimensions,")
   local batch = base_distribution.batch_shape
   if n > #batch then
-    raise("Independent: %d dimensions, but the distribution's batch_shape is %s", n, tostring(batch))
+    raise("Independent: argument 2, the number of dimensions, is %d, but the distribution's batch_shape is %s", n,
+      tostring(batch))
   end
   self.validate_args, self.reinterpreted_batch_ndims = opts("Independent", given, OPTIONS).validate_args, n
   self.batch_shape = self._part(batch, 1, #batch - n)

@@ -98,7 +98,7 @@ function M.contents(who, state)
   local tensors, text = trees.flatten(values)
   for name, t in sorted_pairs(tensors) do
     if sharded.is_sharded(t) then
-      errors.raise("%s: option 'state': '%s' is sharded; only the tensors of the model can be", who, name)
+      errors.raise("%s: option 'state': '%s' is sharded; only the tensors of the model can be sharded", who, name)
     end
     opts.need(t.id >= 0, t, "a plain tensor", "%s: option 'state': '%s'", who, name)
   end

@@ -121,7 +121,9 @@ function GPT:init(given)
     vocab = 256, context = 256, layers = 4, heads = 4, dim = 128, mlp = 4, dropout = 0, bias = true, tie = true,
     position = opts.one_of({ "learned", "alibi" }, "learned"), recompute = false, init_std = 0.02, dtype = opts.string, device = opts.any,
   })
-  if o.dim % o.heads ~= 0 then errors.raise("GPT: dim %d is not a multiple of %d heads", o.dim, o.heads) end
+  if o.dim % o.heads ~= 0 then
+    errors.raise("GPT: dim is %d, expected a multiple of the number of heads, %d", o.dim, o.heads)
+  end
   if o.layers > 2 ^ 16 then errors.raise("GPT: option 'layers' is %g, expected at most 65536", o.layers) end
   local kind = { dtype = o.dtype, device = o.device }
   self.config = o

@@ -92,7 +92,7 @@ function M.ctc_loss(log_probs, targets, input_lengths, target_lengths, given)
         x.shape[1])
     end
     if longest > room then
-      raise("ctc_loss: target_lengths contains %d, expected at most %d, the targets' size", longest, room)
+      raise("ctc_loss: target_lengths contains %d, expected at most %d, the last size of targets", longest, room)
     end
     if not device:find "^cpu" and device ~= "meta" then check_values(ids, sizes, o.blank, x.shape[3]) end
     a_i[0], a_i[1], a_i[2] = o.blank, o.zero_infinity and 1 or 0, longest

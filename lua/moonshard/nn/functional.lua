@@ -272,7 +272,7 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
     return soft_cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   end
   if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing) end
-  if ndim == 0 then raise("cross_entropy: input of shape [] have no classes") end
+  if ndim == 0 then raise("cross_entropy: an input of shape [] has no classes") end
   if ndim == 1 and ids:numel() ~= 1 or ndim > 1 and logits:numel() ~= ids:numel() * logits:size(2) then
     raise("cross_entropy: input has shape %s and target %s, expected %s", tostring(logits.shape), tostring(ids.shape),
       ndim == 1 and "[C] and []" or "[N, C, ...] and [N, ...]")

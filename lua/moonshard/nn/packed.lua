@@ -315,7 +315,7 @@ local function check_list(who, sequences)
     local fits = t.ndim == first.ndim and t.ndim > 0
     for d = 2, fits and t.ndim or 0 do fits = fits and t:size(d) == first:size(d) end
     if not fits then
-      raise("%s: sequence %d has shape %s, expected [length, ...], with the sizes after the length of sequence 1, %s",
+      raise("%s: sequence %d has shape %s, expected [length, ...], with all sizes but the length as in sequence 1, %s",
         who, k, tostring(t.shape), tostring(first.shape))
     end
   end

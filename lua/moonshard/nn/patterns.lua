@@ -45,7 +45,7 @@ function M.dirac_(t, given)
   check("dirac_", t, 3, 5)
   local out = t:size(1)
   if out % groups ~= 0 then
-    errors.raise("dirac_: the number of output channels, %d, is not divisible by %d groups", out, groups)
+    errors.raise("dirac_: the number of output channels, %d, is not divisible by the number of groups, %d", out, groups)
   end
   local size_in, kernel, middle = t:size(2), 1, 0
   for d = 3, t.ndim do

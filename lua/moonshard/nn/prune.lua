@@ -194,7 +194,8 @@ function M.custom_from_mask(m, name, mask)
   opts.expect(mask, tensor.a_tensor, "%s: the mask", who)
   return apply(who, m, name, function(value, before)
     if tostring(mask.shape) ~= tostring(value.shape) then
-      raise("%s: the mask has shape %s, the parameter %s", who, tostring(mask.shape), tostring(value.shape))
+      raise("%s: the mask has shape %s, expected that of the parameter, %s", who, tostring(mask.shape),
+        tostring(value.shape))
     end
     return before * mask:to(value.device, value.dtype)
   end)

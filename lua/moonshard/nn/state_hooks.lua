@@ -60,7 +60,8 @@ function Module._extra_states(self)
         check(name, v, depth + 1)
       end
     elseif kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
-      opts.wrong(value, "a number, string, boolean or table of these, for a file", "extra state '%s'", name)
+      opts.wrong(value, "a number, string, boolean or plain table of these, at most 20 levels deep, for a file",
+        "extra state '%s'", name)
     end
   end
   for k, name in ipairs(names) do

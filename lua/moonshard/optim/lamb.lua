@@ -28,7 +28,8 @@ end
 
 function LAMB:_accept(p, k)
   if rawget(p, "_flat") then
-    errors.raise("%s: parameter %d is a flat parameter, which joins several parameters; give fsdp.FSDP use_orig_params = true",
+    errors.raise("%s: parameter %d is a flat parameter, which concatenates several parameters; give fsdp.FSDP "
+      .. "use_orig_params = true",
       self:class_name(), k)
   end
 end

@@ -148,7 +148,7 @@ function M.multiplicative(optimizer, fn)
       if t < self.steps then self.product, self.steps = 1, 0 end
       while self.steps < t do
         local factor = fn(self.steps + 1)
-        opts.need(type(factor) == "number" and factor == factor, factor, "a number",
+        opts.need(type(factor) == "number" and factor == factor, factor, "a number other than NaN",
           "lr_scheduler.multiplicative: the factor of step %d", self.steps + 1)
         self.product, self.steps = self.product * factor, self.steps + 1
       end

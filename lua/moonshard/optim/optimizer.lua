@@ -219,7 +219,8 @@ local function note_groups(self, list)
     local now = ffi.new "ms_optim_options"
     self:_check(group, true, now)
     if ffi.string(now, ffi.sizeof(now)) ~= ffi.string(c.options, ffi.sizeof(now)) then
-      raise("captured step: it changes options of group %d of %s, but repetitions would not; call the scheduler's step outside",
+      raise("captured step: it changes options of group %d of %s after the optimizer's step, but repetitions would "
+        .. "not; change them outside of the captured step, where the scheduler's step belongs, too",
         k, self:class_name())
     end
     list.element(groups, k, replaced)

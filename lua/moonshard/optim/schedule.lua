@@ -69,7 +69,8 @@ function Scheduler:load_state_dict(sd)
     raise("lr_scheduler: load_state_dict: the number of base_lrs is %d, expected that of the optimizer's groups, %d", #sd.base_lrs, #groups)
   end
   for k, lr in ipairs(sd.base_lrs) do
-    opts.need(type(lr) == "number" and lr == lr, lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)
+    opts.need(type(lr) == "number" and lr == lr, lr, "a number other than NaN",
+      "lr_scheduler: load_state_dict: base_lrs[%d]", k)
   end
   for _, name in ipairs(self.remembers or {}) do
     opts.expect(sd[name], opts.number, "lr_scheduler: load_state_dict: %s", name)
@@ -119,7 +120,7 @@ function M.of_factor(kind, optimizer, factor)
   return M.new(kind, optimizer, { lr_at = function(self, t, k)
     local f = factor(t)
     if type(f) ~= "number" or f ~= f then
-      opts.wrong(f, "a number", "lr_scheduler.%s: the factor of step %d", kind, t)
+      opts.wrong(f, "a number other than NaN", "lr_scheduler.%s: the factor of step %d", kind, t)
     end
     return self.base_lrs[k] * f
   end })
