@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/both_types.h -- includes BODY, a file of kernels, once for float and once for double. Defines REAL, R(name),
-// the mathematical functions, and the functions that read and write a row (rows.h). Half types use the float version.
+// cpu/both_types.h -- includes the file of kernels that the macro BODY names, once for float and once for double.
+// Defines for it REAL, R(name), the mathematical functions, and the functions that read and write a row (rows.h). Half
+// types use the float version.
 #define REAL float
 #define R(x) x##_f32
 #define EXP(x) ms_exp_f32(x)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/copy.cu -- copies and fills of tensors, for the engine, and operators whose results depend on positions:
-// arange_, tril, triu. Casts of single tensors are in elementwise.cu. The last two sections compute lists of tensors in
+// arange_, tril, triu. Casts of single tensors are in elementwise.cu. The last two sections process lists of tensors in
 // few launches: reductions over ranks, whose sources are in peers' memory, and copies and casts.
 #include "cuda/strided.h"
 

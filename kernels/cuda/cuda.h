@@ -54,7 +54,7 @@ void ms__cuda_released(cudaError_t e, int index, const char *call, const void *p
 cudaStream_t ms__cuda_stream(int index, int kind);
 ms_status ms__cuda_use(int index);          // makes device `index` current
 extern thread_local int ms__launch_stream;  // the stream of this thread's launches: an ms_stream_kind
-// In its scope, this thread's launches go to the given stream instead of the compute stream.
+// While an object of this type is in scope, this thread's launches go to the given stream, not the compute stream.
 struct on_stream {
     int before = ms__launch_stream;
     explicit on_stream(int kind) { ms__launch_stream = kind; }

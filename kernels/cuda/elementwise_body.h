@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/elementwise_body.h -- the formulas of rows/elementwise.def for one computing type: included once per type by
 // cuda/elementwise.cu, which defines REAL, R(name), and FOR_FLOATS, FOR_DOUBLE and FOR_WHOLE: each keeps or omits the
-// formulas of these types.
+// formulas that elementwise.def declares for these types.
 #include "formulas/elementwise.h"
 
 #define A a

@@ -319,7 +319,7 @@ ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f)
     return launch("scale", index, scale_kernel, up(n, PIECE), BLOCK, n, (int64_t)PIECE, dtype, g, f);
 }
 
-// Each block computes the norm, and scales its piece if the norm is too large.
+// Each block computes the norm, and scales its piece if the norm is too large or NaN.
 __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm norm)
 {
     double f = factor_of(norm);
@@ -442,7 +442,7 @@ ms_status ms__cuda_adapt(int index, float *scale, const float *found, double bad
     return launch("update", index, adapt_kernel, 1, 1, scale, found, bad, good);
 }
 
-// Makes a tally's counts visible to the host.
+// Counts one more decision in a tally, whose new value is `value`, and makes its counts visible to the host.
 static __device__ inline void publish(const ms_tally_place &t, uint32_t value)
 {
     uint32_t done = t.there->done + 1;
@@ -456,7 +456,7 @@ static __device__ inline void publish(const ms_tally_place &t, uint32_t value)
 }
 
 // Copies to each job its factors for the number of steps made (ms_optim_choice), and counts the decision of *skip. One
-// block. A number for which there is no set would be an error of the engine; it is clamped.
+// block. A number of steps for which there is no set of factors would be an error of the engine; it is clamped.
 __global__ void choose_kernel(ms_optim_choice c)
 {
     constexpr int FACTORS = MS_OPTIM_FACTORS + 1;

@@ -9,7 +9,7 @@ enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 struct draw {
     rng random;
     uint64_t place;      // the position of out[0] in the whole tensor; 0 unless `out` is a shard
-    double f[4], limit;  // the distribution's parameters; limit: of UNIFORM, the largest value to give
+    double f[4], limit;  // the distribution's parameters; limit: the largest value that UNIFORM may return
     ms_truncated truncated;
     int dtype, kind;
     int64_t n;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/segments.h -- how sums over few outputs and many elements are divided, so that they fill the GPU: each part of
-// the work in segments, one block per segment; a second launch combines the segments of a part.
+// the work into segments, one block per segment; a second launch combines the segments of a part.
 #ifndef MS_CUDA_SEGMENTS_H
 #define MS_CUDA_SEGMENTS_H
 

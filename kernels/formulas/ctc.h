@@ -5,7 +5,7 @@
 //   alpha[t][s] = logp[t][label s] + logsumexp(alpha[t-1][s], alpha[t-1][s-1], and alpha[t-1][s-2] if label s may
 //     follow label s-2)
 //   loss = -logsumexp(alpha[T-1][2 S], alpha[T-1][2 S - 1])
-// beta[t][s] is computed likewise from the last time back, and includes logp[t], too. The gradient of logp[t][c] is
+// beta[t][s] is computed likewise from the last time step back, and also includes logp[t]. The gradient of logp[t][c] is
 //     -sum over labels s that are c of exp(alpha[t][s] + beta[t][s] - logp[t][c] + loss)
 #ifndef MS_FORMULAS_CTC
 #define MS_FORMULAS_CTC
@@ -16,7 +16,7 @@
 typedef struct ms_ctc {
     const void *logp;       // of this sample
     bool wide;              // whether logp is float64; otherwise it is float32
-    int64_t step, across;   // elements between times, between classes
+    int64_t step, across;   // elements between time steps, between classes
     const int64_t *target;  // `target_step` elements apart
     int64_t target_step, times, length, classes, blank;
 } ms_ctc;
@@ -53,7 +53,7 @@ MS_FN double ms_ctc_alpha(const ms_ctc *c, int64_t t, int64_t s, const double *b
     if (ms_ctc_skips(c, s)) sum = ms_ctc_add(sum, before[s - 2]);
     return sum + p;
 }
-// beta[t][s], from the row after it (NULL at the last time).
+// beta[t][s], from the row after it (NULL at the last time step).
 MS_FN double ms_ctc_beta(const ms_ctc *c, int64_t t, int64_t s, const double *after)
 {
     int64_t labels = 2 * c->length + 1;
@@ -64,8 +64,8 @@ MS_FN double ms_ctc_beta(const ms_ctc *c, int64_t t, int64_t s, const double *af
     if (s + 2 < labels && ms_ctc_skips(c, s + 2)) sum = ms_ctc_add(sum, after[s + 2]);
     return sum + p;
 }
-// The loss, from alpha's last row. `last` is NULL if there are no times: the empty target then has probability 1, every
-// other target 0.
+// The loss, from alpha's last row. `last` is NULL if there are no time steps: the empty target then has probability 1,
+// every other target 0.
 MS_FN double ms_ctc_loss(const ms_ctc *c, const double *last)
 {
     if (!last) return c->length ? -MS_CTC_NONE : 0;
@@ -73,7 +73,7 @@ MS_FN double ms_ctc_loss(const ms_ctc *c, const double *last)
     if (c->length) sum = ms_ctc_add(sum, last[2 * c->length - 1]);
     return -sum;
 }
-// A time's alpha and beta, and the loss.
+// The alpha and beta of a time step, and the loss.
 typedef struct ms_ctc_row {
     const double *alpha, *beta;
     double loss;

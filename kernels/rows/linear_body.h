@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU
 // (cuda/product/linear.cu) include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ACCUMULATE
-// (makes a product add to C), ADD_ROWS and MULTIPLY_AND_ADD_ROWS: a product that may also compute the sum of g's rows,
-// and then sets *summed.
+// (makes a product add to C), ADD_ROWS (sums g's rows) and MULTIPLY_AND_ADD_ROWS (a product that may also compute that
+// sum, and then sets *summed).
 
 // The products of linear's call c and of its gradients. x, g: its input and gradient as matrices of `rows` rows, rs
 // elements apart. bias: contiguous; may be NULL.

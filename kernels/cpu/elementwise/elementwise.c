@@ -7,8 +7,8 @@
 
 // ---- loops ----
 
-// Converts a scalar argument to the computing type: integers saturate (clamp's bounds may be infinite), with NaN as 0;
-// bools become 0 or 1.
+// Converts a scalar argument to the computing type: integers saturate (clamp's bounds may be infinite), and NaN
+// becomes 0; bools become 0 or 1.
 static inline float from_f32(double v) { return (float)v; }
 static inline double from_f64(double v) { return v; }
 static inline int64_t from_i64(double v)

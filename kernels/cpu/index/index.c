@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/index/index.c -- CPU kernels that read or write by position. All positions of a call are checked before the first
-// is used. Threads divide the lines, which are independent (a line: all dimensions fixed but the indexed one). Within a
-// line, elements are processed in index order, so sums repeat bitwise.
+// is used. Threads divide the lines, which are independent (a line: all dimensions fixed but the indexed one); in
+// index_select, which only copies, they may divide a line, too. Otherwise the elements of a line are processed in index
+// order, so sums repeat bitwise.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "formulas/order.h"

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // cpu/order/sort.c -- sort and topk on the CPU: stable, by keys (formulas/order.h) and positions.
 //
-// A line becomes entries, each a key and a position, which are sorted: short lines by merging, long ones by digits, the
-// lowest first. Keys of up to 32 bits are stored with their position in one 64-bit number; integers whose range is
-// small have few bits, and digits that are equal in all entries are skipped. Threads share short lines among them; a
-// long line is divided into chunks. For a small k, topk keeps the best entries that it has found so far, and skips
-// blocks that have no better one. The result does not depend on the division, because no two entries are equal.
+// A line becomes entries, each a key and a position, which are sorted: short lines by merge sort, long ones by radix
+// sort from the lowest digit on. Keys of up to 32 bits are stored with their position in one 64-bit number; integers
+// whose range is small have few bits, and digits that are equal in all entries are skipped. Threads share short lines
+// among them; a long line is divided into chunks. For a small k, topk keeps the best entries that it has found so far,
+// and skips blocks that have no better one. The result does not depend on the division, because no two entries are
+// equal.
 #include "cpu/cpu.h"
 #include "cpu/order/order.h"
 #include "formulas/order.h"
@@ -219,7 +220,7 @@ static void write_chunk(void *arg, int64_t begin, int64_t end, int64_t c)
     const sort_job *j = arg;
     write_results(j, &j->q, j->k * c / j->chunks, j->k * (c + 1) / j->chunks);
 }
-// Sorts a line as a whole, divided into j->chunks, with the buffers a and b.
+// Sorts all elements of a line, in j->chunks chunks, with the buffers a and b.
 static void sort_line(sort_job *j, char *a, char *b, uint32_t (*count)[DIGITS])
 {
     j->e = a;

@@ -15,7 +15,7 @@ typedef struct ms_conv_work {
     int result;         // the operand that is computed
     void *operands[3];  // in the order of the constants
     const void *bias;   // added to the output; NULL: none
-    size_t room;        // limit of the bytes of copies of images and outputs; 16 MiB and one image are always allowed
+    size_t room;        // bytes that copies of images and outputs may take; 16 MiB or one image is always allowed
     const char *what;   // operator's name, for errors
 } ms_conv_work;
 

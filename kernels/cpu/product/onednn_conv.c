@@ -74,10 +74,10 @@ static void drop(entry *e)
     *e = (entry) { 0 };
 }
 
-// Whether the depth is 1 everywhere: oneDNN is then given two dimensions.
+// Whether the depth is 1 everywhere: oneDNN is then given two spatial dimensions.
 static bool is_flat(const ms_conv *v) { return v->d == 1 && v->kd == 1 && v->od == 1 && v->front == 0; }
 
-// Describes the operands' sizes: as the caller stores them in `plain`, in a layout that oneDNN may choose in `any`.
+// Describes the operands: `plain` in the layouts of the caller's tensors, `any` in layouts that oneDNN may choose.
 static dnnl_status_t describe(const key *k, dnnl_memory_desc_t *plain, dnnl_memory_desc_t *any)
 {
     const ms_conv *v = &k->v;
@@ -103,7 +103,7 @@ static dnnl_status_t describe(const key *k, dnnl_memory_desc_t *plain, dnnl_memo
     return dnnl_success;
 }
 
-// Makes the description of the convolution's primitive. That of a gradient needs the description for the output.
+// Makes the convolution's primitive descriptor. For a gradient, oneDNN needs the descriptor of the forward as a hint.
 static dnnl_status_t choose(dnnl_primitive_desc_t *out, const key *k, dnnl_alg_kind_t algorithm,
                             const dnnl_memory_desc_t *any, const dnnl_memory_desc_t *bias, dnnl_primitive_attr_t attr)
 {
@@ -243,7 +243,7 @@ typedef struct plan {
     entry *e[2][2];                  // [whether the part is the last][whether the block is the last]
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
     int64_t slots;  // pieces of scratch memory: one for each thread, or for each task if they are fewer
-    char *room[3], *sums, *scratch;  // sums: of the weight's gradient, for all current blocks but the very first
+    char *room[3], *sums, *scratch;  // sums: the weight's gradients of the current blocks, except that of block 0
     int status;                      // of `divide` or a task, if it failed, else 0
 } plan;
 
@@ -331,7 +331,7 @@ static void move_in(void *arg, int64_t task, int64_t end, int64_t unused)
     else move(p, Y, task / p->count - 1, p->first + task % p->count);
 }
 
-// Fills the image's gradient with zeros where the kernel, of size 1, skips pixels.
+// Zeroes a task's part of the image's gradient: the kernel, of size 1, skips pixels, whose gradient stays 0.
 static void clear(const plan *p, int64_t part, int64_t block)
 {
     const ms_conv *v = &entry_of(p, part, block)->key.v;
@@ -365,7 +365,7 @@ static void compute(void *arg, int64_t task, int64_t end, int64_t unused)
     if (result != W) move(p, result, part, block);
 }
 
-// Adds the current blocks' gradients of the weight to the very first block's, in order.
+// Adds the current blocks' gradients of the weight to that of block 0, in order.
 static void add(void *arg, int64_t first, int64_t last, int64_t unused)
 {
     plan *p = arg;

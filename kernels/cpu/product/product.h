@@ -61,9 +61,9 @@ typedef struct {
     int dtype;
 } ms_matrix;
 
-// For attention and recurrent layers, which are made of small products. block: n is a multiple of 16, and the columns
-// of B and C are readable up to n. pack: out[p * out_rs + j] = b(p, j) for p < k, j < n; pads rows with zeros to a
-// multiple of 16.
+// For attention and recurrent layers, which are made of small products. ms__block computes the m x n product *o of
+// depth k; n is a multiple of 16, and B and C have memory for n columns. ms__pack sets out[p * out_rs + j] to b(p, j)
+// for p < k, j < n, and pads rows with zeros to a multiple of 16.
 void ms__block_f32(int64_t m, int64_t n, int64_t k, const ms_operands_f32 *o);
 void ms__block_f64(int64_t m, int64_t n, int64_t k, const ms_operands_f64 *o);
 void ms__pack_f32(float *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n);

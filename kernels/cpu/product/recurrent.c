@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/recurrent.c -- the steps of RNN, LSTM and GRU layers (rows/layers/recurrent.h).
 //
-// The weights of the state are packed once for all steps. A pass between two steps is divided into tasks of some units
-// and some rows: a task multiplies, and turns the sums into gates and states while they are in the first-level cache.
-// The gradients of weights are one product over all steps, after the last pass. In forward, packing does not pay
+// The recurrent weights are packed once for all steps. A pass, from one step to the next, is divided into tasks of some
+// units and some rows: a task multiplies, and turns the sums into gates and states while they are in the first-level
+// cache. The gradients of weights are one product over all steps, after the last pass. In forward, packing does not pay
 // for a few steps: each is then an ordinary product. Half types are computed in float32 copies, and rounded at the end.
 // The order of every sum depends on shapes and the CPU, not on the number of threads.
 #include "rows/layers/recurrent.h"
@@ -220,7 +220,7 @@ static ms_status step_product(const pass *w, const char *what)
     return ms__gemm(&g);
 }
 
-// Makes all passes. Each runs `first` on all blocks of columns and, with a projection, then `second`.
+// Runs all passes. Each runs `first` on all blocks of columns and, with a projection, then `second`.
 static ms_status make_passes(pass *w, bool back, const char *what)
 {
     ms_range_fn first = back ? BOTH(w, backward_task) : BOTH(w, forward_task),

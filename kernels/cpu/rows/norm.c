@@ -81,7 +81,7 @@ ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, tr
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
-// residual: its index among the inputs; 0 if there is none.
+// residual: the index of the residual among the inputs; 0 if there is none.
 static ms_status run_norm(ms_call *c, bool rms, int residual)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));

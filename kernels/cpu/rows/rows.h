@@ -11,7 +11,7 @@
 
 #define MS_INLINE static inline __attribute__((always_inline))
 
-// The number of rows in a block of a parallel loop: about 8 K elements. Depends only on the shape.
+// The number of rows in a block of a parallel loop: up to 8 K elements, or one longer row. Depends only on the shape.
 static inline int64_t ms__rows_per_block(int64_t n) { return n >= 8192 || n <= 0 ? 1 : 8192 / n; }
 
 // n elements from element `at` on, `stride` elements apart, as float32: a pointer to the tensor's memory where

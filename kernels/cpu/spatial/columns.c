@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/spatial/columns.c -- im2col and col2im on the CPU. Threads divide the matrix's rows, or the images' planes.
-// col2im adds in the order of the kernel's elements, half types in float32.
+// cpu/spatial/columns.c -- im2col and col2im on the CPU. Threads divide the matrix's rows (im2col) or the images'
+// planes (col2im). col2im adds in the order of the kernel's elements, half types in float32.
 #include "cpu/cpu.h"
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"

@@ -5,8 +5,8 @@
 
 #include "formulas/windows.h"
 
-// Outputs first to last - 1 read element o * stride + shift of the input with element k of their windows; the others
-// read padding.
+// Output o, for o from first to last - 1, reads element o * stride + shift of the input with element k of its window;
+// the other outputs read padding there.
 typedef struct {
     int64_t shift, first, last;
 } ms_reach;

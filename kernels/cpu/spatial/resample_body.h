@@ -69,7 +69,7 @@ static void R(fill)(const ms_resample_axis *a, R(table) t, bool back)
         t.start[o + 1] = n;
     }
     if (!back) return;
-    // Counts the outputs of each element, then places them in order.
+    // Counts the outputs that read each input element, then lists these outputs in order.
     for (int64_t i = 0; i <= a->in; i++) t.start[i] = 0;
     for (int64_t o = 0; o < a->out; o++) {
         R(ms_taps) s = R(ms_taps_of)(a, o);

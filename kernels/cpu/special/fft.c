@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/special/fft.c -- Fourier transforms on the CPU (formulas/fft.h). A task transforms a few lines at once,
-// interleaved: the passes treat them as one more factor, so that their inner loops run over adjacent elements. The real
+// interleaved: the passes treat the lines as one more factor, so that inner loops run over adjacent elements. The real
 // and the imaginary parts are in separate arrays. Bits do not depend on the number of threads.
 #include <math.h>
 

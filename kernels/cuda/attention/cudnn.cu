@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/attention/cudnn.cu -- attention by cuDNN 9, where it is installed, in place of flash.cu and flash_backward.cu,
-// for the calls that `attend` describes. Making a plan takes cuDNN 0.3 to 1 s; it is made at the first call of a shape
+// for the calls that attend() accepts. Making a plan takes cuDNN 0.3 to 1 s; it is made at the first call of a shape
 // and kept. MOONSHARD_CUDNN=off: cuDNN is not used. The emulator uses a stand-in for cuDNN, only with
 // MOONSHARD_CUDNN=on.
 #include <dlfcn.h>

@@ -101,7 +101,7 @@ __global__ void bn_scale_kernel(bn_sizes z, const double *parts, bn_inputs t, bn
     factors[CENTRE * z.c + c] = mean;
 }
 
-// Stores y (g is NULL) or dx (g is the gradient of y) in out.
+// Stores y or dx, as the factors say, in out. g: for dx the gradient of y, if there is one; otherwise NULL.
 template <class S> __global__ void bn_kernel(planes z, const S *g, const S *x, const double *factors, S *out)
 {
     typedef real_of<S> T;

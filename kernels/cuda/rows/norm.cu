@@ -398,7 +398,7 @@ static norm_segments norm_segments_of(const norm_rows &q, int dtype, int operand
     s.count = s.length ? up(q.n, s.length) : 1;
     return s;
 }
-// residual: its index among the inputs; 0 if there is none.
+// residual: the index of the residual among the inputs; 0 if there is none.
 static ms_status norm(ms_call *c, bool rms, int residual)
 {
     held_inputs h;

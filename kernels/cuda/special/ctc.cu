@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/special/ctc.cu -- the CTC loss on a GPU (formulas/ctc.h): a block computes a sample, and its threads the labels
-// of a time. The caller checks lengths and classes (nn/ctc.lua). Memory is safe without this: lengths that the tensors
-// do not hold are cut, and classes that do not exist have probability 0 and are not read.
+// of a time step. The caller checks lengths and classes (nn/ctc.lua). Memory is safe without this: lengths that the
+// tensors do not hold are cut, and classes that do not exist have probability 0 and are not read.
 #include "cuda/blocks.h"
 #include "formulas/ctc.h"
 #include "rows/special/ctc.h"
@@ -27,7 +27,7 @@ static __global__ void loss_kernel(ms_ctc_call j)
     put(s, j.loss, n, j.zero_infinity && loss == -MS_CTC_NONE ? 0 : loss);
 }
 
-// The caller has filled grad with 0; elements of classes that are not in the target stay 0.
+// The caller has filled grad with 0; elements of classes other than the blank and those of the target stay 0.
 static __global__ void gradient_kernel(ms_ctc_call j)
 {
     int64_t n = blockIdx.x;

@@ -17,8 +17,8 @@ typedef enum { MS_RNN, MS_LSTM, MS_GRU } ms_recurrent_kind;
 // Inputs of the operators; those from MS_RECURRENT_B on may be absent. X: the product of the input with its weight,
 // with the bias, [T, N, gates * H], or packed [rows, gates * H]; W, B: weight [gates * H, P] and bias [gates * H] of
 // the state; H0 [N, P], C0 [N, H]; PROJECT [P, H]; SIZES: int64 on the CPU, the number of rows of each step, for a
-// packed X. P, the size of the state, is H without a projection. Integers: whether the last step comes first; RNN:
-// whether relu replaces tanh.
+// packed X. H: the hidden size; P, the size of the state, is H without a projection. Integers: whether the last step
+// comes first; RNN: whether relu replaces tanh.
 enum {
     MS_RECURRENT_X,
     MS_RECURRENT_W,

@@ -37,7 +37,7 @@ static inline ms_tensor *ms__minus(ms_algebra *e, ms_tensor *a, ms_tensor *b)
 }
 static inline ms_tensor *ms__each(ms_algebra *e, ms_tensor *a, ms_tensor *b) { return ms__a2(e, "mul", a, b, 0, NULL); }
 static inline ms_tensor *ms__over(ms_algebra *e, ms_tensor *a, ms_tensor *b) { return ms__a2(e, "div", a, b, 0, NULL); }
-// The elements on and below diagonal d (0: the main one, -1: the one below it).
+// The elements on and below (ms__lower), on and above (ms__upper) diagonal d (0: the main one, -1: the one below it).
 static inline ms_tensor *ms__lower(ms_algebra *e, ms_tensor *a, int64_t d) { return ms__a1(e, "tril", a, 1, &d); }
 static inline ms_tensor *ms__upper(ms_algebra *e, ms_tensor *a, int64_t d) { return ms__a1(e, "triu", a, 1, &d); }
 static inline ms_tensor *ms__unsqueezed(ms_algebra *e, ms_tensor *a, int64_t d)

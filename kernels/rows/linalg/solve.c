@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// rows/linalg/solve.c -- inverses, linear systems, determinants and least squares. G is the gradient of the
-// result, Y or X. The gradients are those of Giles, "An extended collection of matrix derivative results for forward
-// and reverse mode algorithmic differentiation" (2008); that of the pseudoinverse is Golub and Pereyra's (1973).
+// rows/linalg/solve.c -- inverses, linear systems, determinants and least squares. The gradients are those
+// of Giles, "An extended collection of matrix derivative results for forward and reverse mode algorithmic
+// differentiation" (2008); that of the pseudoinverse is Golub and Pereyra's (1973).
 #include "cpu/linalg/lapack.h"
 #include "rows/grad.h"
 #include "rows/linalg/algebra.h"
