@@ -5,7 +5,7 @@
 //   alpha[t][s] = logp[t][label s] + logsumexp(alpha[t-1][s], alpha[t-1][s-1], and alpha[t-1][s-2] if label s may
 //     follow label s-2)
 //   loss = -logsumexp(alpha[T-1][2 S], alpha[T-1][2 S - 1])
-// beta[t][s] is computed likewise from the last time step back, and also includes logp[t]. The gradient of logp[t][c] is
+// beta[t][s] is computed likewise from the last time step back, including logp[t]. The gradient of logp[t][c] is
 //     -sum over labels s that are c of exp(alpha[t][s] + beta[t][s] - logp[t][c] + loss)
 #ifndef MS_FORMULAS_CTC
 #define MS_FORMULAS_CTC
