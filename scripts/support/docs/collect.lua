@@ -87,7 +87,7 @@ local function arguments_of(entry)
   return list
 end
 
---- The entries of one section; `taken` contains names of its owner that earlier sections have listed.
+--- The entries of one section; `taken` contains names of the section's table that earlier sections have listed.
 local function entries_of(section, taken)
   local list = {}
   for _, name in ipairs(section.names and words(section.names) or public_names(section.of)) do
@@ -127,7 +127,7 @@ function M.pages()
   return pages
 end
 
---- Reports modules and classes of the library, from `of` downwards, whose names are on no page.
+--- Reports modules and classes in `of`, and in these in turn, whose public names are on no page.
 function M.check_owners(pages, name, of, fault)
   local owners, seen = {}, {}
   for _, page in ipairs(pages) do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The contents of the pages of the reference: the tables and classes of the loaded library that own public names. A
---- section lists names of its owner in the order of the page, or includes all that no earlier section has listed.
+--- The contents of the pages of the reference. A section describes public names of one table or class of the loaded
+--- library: those of a list, in this order, or all that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
   "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loads each
@@ -10,8 +10,8 @@ local engine = require "moonshard.core.ffi"
 
 local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
 
--- Names of the tensor methods that the operator table defines: differentiable functions of one tensor, with their
--- in-place versions; or all others.
+-- Names of the tensor methods that the operator table defines. functions: true for those that are differentiable
+-- functions of one tensor, with their in-place versions; false for all others.
 local function listed(functions)
   local names = {}
   for op = 0, lib.ms_op_count() - 1 do
@@ -31,7 +31,7 @@ local function section(title, prefix, of, names, without)
   return { title = title, prefix = prefix, of = of, names = names, without = without or {} }
 end
 
--- A class that only defines methods that its base class describes.
+-- A section without names, for a class whose methods are all described at its base class.
 local function unlisted(class) return section("", "", class, "") end
 
 -- The methods of an object's class.
@@ -53,7 +53,7 @@ end, backward = function(_, g) return g end }(hooked)
 
 local captured = methods_of(ms.capture(function() end))
 
--- A corpus of one short file, for its class and that of its batches.
+-- Makes a corpus of one short file, because only objects lead to the classes of corpora and of their batches.
 local path = os.tmpname()
 do
   local file = assert(io.open(path, "w"))

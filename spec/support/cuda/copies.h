@@ -7,7 +7,7 @@ inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMem
 {
     MS_MAY_FAIL(cudaMemcpyAsync);
     if (kind != cudaMemcpyDeviceToDevice && ms_shim::breaks(s)) return cudaErrorStreamCaptureUnsupported;
-    // Memory that is not pinned is staged, as CUDA does. Pinned memory is staged, too, unless the mode `late` is on.
+    // A source that is not pinned is staged, as in CUDA. A pinned source is staged, too, unless the mode `late` is on.
     if (kind == cudaMemcpyHostToDevice && !(ms_shim::mode.late && ms_shim::is_pinned(src))) {
         char *stage = (char *)malloc(n ? n : 1);
         if (!stage) return cudaErrorMemoryAllocation;

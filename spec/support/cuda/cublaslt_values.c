@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cublaslt_values.c -- the stand-in's enumerators and sizes equal the toolkit's. Empty where there is no toolkit.
+// cublaslt_values.c -- checks at compile time that the stand-in's enumerators and sizes equal the toolkit's, if any.
 #include "cublaslt_values.h"
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>

@@ -113,8 +113,8 @@ inline void prepare(block_state &b, fiber &f)
     f.waits = f.exchanges = f.group = 0;
     f.copies.clear();
 #if defined(__x86_64__)
-    // Stacks that end at the same place of a page share cache lines: a block's threads would evict each other at every
-    // switch.
+    // Stacks that end at the same offset in a page compete for the same cache sets: a block's threads would evict each
+    // other's lines at every switch.
     size_t k = (size_t)(&f - b.fibers);
     void **top = (void **)(f.stack + STACK - k % 128 * 704);
     *--top = nullptr;  // aligned as after a call

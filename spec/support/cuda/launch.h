@@ -9,7 +9,7 @@
 namespace ms_shim
 {
 
-// The threads of one block run one after the other.
+// Runs a kernel without barriers: the threads of a block run one after the other.
 template <class... P>
 void run_independent(void (*kernel)(P...), unsigned blocks, unsigned threads, std::tuple<P...> &args)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// nccl_values.c -- the values and structs of comm/transport/nccl/library.h are those of NCCL's header. Empty where NCCL
-// is not installed.
+// nccl_values.c -- checks at compile time that the values and structs of comm/transport/nccl/library.h are those of
+// NCCL's header, if NCCL is installed.
 #include "comm/transport/nccl/library.h"
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
 #include <nccl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cudnn/values.c -- the plugin's enumerators of cuDNN equal the library's. Empty where there is no header of it.
+// cudnn/values.c -- checks at compile time that the plugin's enumerators of cuDNN equal those of its header, if any.
 #include "cuda/attention/cudnn_values.h"
 #if __has_include(<cudnn.h>)
 #include <cudnn.h>
