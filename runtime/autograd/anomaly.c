@@ -33,7 +33,7 @@ ms_status ms_anomaly_line(ms_id id, const char *line)
 }
 
 // The script's line that recorded a node; NULL if it is not known. One call of a script may record several nodes, and
-// only the last one gets its line, so this is the line of the first node at or after n that has one.
+// only the last of them is given the call's line, so this is the line of the first node at or after n that has one.
 static const char *line_of(const ms_node *n)
 {
     int low = 0, high = n_lines;

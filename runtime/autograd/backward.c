@@ -209,8 +209,9 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 
 // ---- nodes ------------------------------------------------------------------------------------
 
-// The grad of a leaf on a GPU, if an operator may add its contribution to it directly: the contribution is the leaf's
-// only one in this backward, no hook sees it, the leaf belongs to no unit, and nothing else uses the grad's memory.
+// The grad of a leaf on a GPU, if an operator's backward may add its result directly to that tensor: the result is the
+// leaf's only contribution in this run, the leaf has no hooks and belongs to no unit, and nothing else uses the grad's
+// memory. Otherwise NULL.
 static ms_tensor *grad_so_far(const ms_run *r, const ms_leaf *l)
 {
     const ms_tensor *t = l->tensor, *g = l->grad;

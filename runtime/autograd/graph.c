@@ -38,7 +38,7 @@ int ms_dead_keys(double *out, int capacity)
 
 // ---- hooks ------------------------------------------------------------------------------------
 
-// A handle is an index of this table and a generation.
+// A handle is an index into this table and a generation.
 enum { HOOK_BITS = 22 };
 static struct {
     ms_hook *hook;

@@ -66,8 +66,8 @@ ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int
     return ms__or_drop(fit(g, m, who, k), g);
 }
 
-// Passes g, the leaf's complete total, to its unit, if that takes it; otherwise makes g the leaf's grad, or adds it to
-// the grad. Takes ownership of g.
+// Passes g, the leaf's complete total, to the owner of its unit, if it has one that takes g; otherwise makes g the
+// leaf's grad, or adds g to the grad. Takes ownership of g.
 static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *t = l->tensor;

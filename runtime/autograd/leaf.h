@@ -9,10 +9,11 @@ bool ms__exclusive(const ms_tensor *t);  // whether t covers all of its storage 
 // *total += g, in place if *total is exclusive. Takes ownership of g.
 ms_status ms__accumulate(ms_tensor **total, ms_tensor *g);
 
-// Runs the leaf hooks of a unit's parameter after its gradient has landed on the shard: pushes a task if it has hooks.
+// To be called when the gradient of a unit's parameter t has landed on the shard. If t has leaf hooks, pushes a task
+// that runs them.
 ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
-// Converts *g to m's dtype. Fails if it has another shape or device, is a sharded parameter or is not floating-point;
-// then releases *g.
+// Converts *g to m's dtype. Fails if *g has another shape or device than m, is a sharded parameter, or has neither m's
+// dtype nor a floating-point one; then releases *g.
 ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int k);
 // Called after the leaf's last contribution: runs its hooks and lands its gradient.
 ms_status ms__leaf_complete(ms_run *r, ms_leaf *l);

@@ -94,8 +94,8 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
         "run",        "tensor hook",         "backward of a Function", "module backward hook", "leaf hook",
         "checkpoint", "pre-all-gather hook", "post-all-gather hook",   "reduction hook",       "all-reduce hook"
     };
-    // A leaf hook may be called, because those of DDP do only work of the engine, which is captured; Lua refuses all
-    // other leaf hooks.
+    // Leaf hooks may be called: those of DDP do only work of the engine, which is captured, and Lua refuses all others
+    // (ms_capture_refuse).
     if (MS_UNLIKELY(ms__recording != NULL && q->kind != MS_EV_FUNCTION && q->kind != MS_EV_RECOMPUTE &&
                     q->kind != MS_EV_LEAF_HOOK)) {
         (void)ms__capture_refuse("it calls a %s, which repetitions would not call; remove it, or do not capture this "

@@ -7,8 +7,8 @@
 
 ms_status ms__used_up(const ms_node *n);      // fails: an earlier backward freed what n had saved
 ms_status ms__check_saved(const ms_node *n);  // fails if a saved tensor was changed in place after it was saved
-// Sets the inputs that n's backward reads and that n has not kept (ms_recompute). Their nodes are older than n, so the
-// run has not freed what they saved.
+// Sets the inputs that n's backward reads and that n has not kept (ms_recompute). The nodes that made them are older
+// than n, so the run has not freed what these nodes saved.
 ms_status ms__compute_again(ms_node *n);
 void ms__drop_again(ms_node *n);
 

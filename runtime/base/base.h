@@ -42,7 +42,7 @@ void ms__clear_error(void);
 static inline ms_status ms__failure(void) { return (ms_status)ms_error_code(); }  // the code of the stored error
 // Fails with MS_ENOMEM after malloc failed: "who: no memory for N bytes (purpose)". who is the operator or function.
 ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-// For functions that return a pointer, an id or a handle: return the NULL or 0 of a failure whose error is stored.
+// For functions that return a pointer, an id or a handle: return NULL or 0 after a failure has stored its error.
 static inline void *ms__null(ms_status reported)
 {
     (void)reported;

@@ -5,8 +5,8 @@
 
 #include "base/base.h"
 
-// Sets *value to the number in the variable. If the variable is unset or empty, *value stays unchanged. MS_EINVAL if it
-// is not a number greater than 0 (infinity is allowed).
+// Sets *value to the number in the variable. If the variable is unset or empty, *value stays unchanged. MS_EINVAL if
+// its text is not a number greater than 0 (infinity is allowed).
 ms_status ms__env_number(const char *name, const char *expected, double *value);
 
 #endif

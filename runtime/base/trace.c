@@ -302,7 +302,7 @@ static double micro(double seconds) { return (double)ms__job_time((int64_t)llrou
 static uint64_t flow_of(const ms_collective_range *c)
 {
     double key[2] = { c->group, c->number };
-    return ms__hash_bytes(MS_HASH_START, key, sizeof key) >> 12;  // JSON's integers are exact to 2^53
+    return ms__hash_bytes(MS_HASH_START, key, sizeof key) >> 12;  // viewers read numbers as doubles: exact to 2^53
 }
 
 static void put_arguments(FILE *f, const ms_range *r, const ms_collective_range *c)
@@ -373,7 +373,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
     }
 }
 
-// The file ends with ENDING after every save, so that another process can add its events before it.
+// The file ends with ENDING after every save; another process that adds its events overwrites the ENDING.
 #define HEAD "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"key\":\"%s\"},\"traceEvents\":[\n"
 #define ENDING "\n]}\n"
 

@@ -9,8 +9,8 @@
 extern int32_t ms__trace_on;  // 1 while a recording is active: written by the engine thread, read by all threads
 static inline bool ms__tracing(void) { return MS_UNLIKELY(__atomic_load_n(&ms__trace_on, __ATOMIC_RELAXED) != 0); }
 
-// Returns the bytes allocated on all devices, and stores them by kind unless kinds is NULL. device/pool.c sets it when
-// the library is loaded.
+// Returns the bytes allocated on all devices, and stores them by kind unless kinds is NULL. device/pool.c sets this
+// pointer when the library is loaded.
 extern double (*ms__trace_memory)(double *kinds);
 
 // The job's clock is rank 0's clock. ahead[k]: by how much it was ahead of this process's clock at time at[k]. n:

@@ -4,7 +4,7 @@
 // A collective gets its number when it is issued. Synchronous collectives run on the calling thread, others on the
 // workers of the gather, reduce and copy streams; these poll independently, so none delays another. Only the engine
 // thread changes reference counts: it takes references when it issues a collective and drops them when it retires the
-// record.
+// collective's record (device/stream.h).
 #include <stdio.h>
 #include "comm/internal.h"
 #include "device/capture.h"
@@ -272,8 +272,8 @@ static ms_status sync_storages(ms_coll *c)
     return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
 }
 
-// Makes c's stream wait for e, the event of earlier work on one of its storages. If c stays on a GPU, the earlier work
-// may only be queued there when e is reached. On c's own stream, c comes after it in any case. For another stream,
+// Makes c wait for e, the event of earlier work on one of c's storages. If c's tensors stay on a GPU, e may only say
+// that the earlier work is queued there. If it is queued on c's own stream, c runs after it in any case. Otherwise
 // ms__event_wait makes the compute stream wait for the earlier work, and c waits for the compute stream.
 static ms_status order_event(const ms_coll *c, ms_pending *e)
 {
@@ -285,7 +285,7 @@ static ms_status order_storage(const ms_coll *c, ms_storage *st, bool write)
 {
     if (st->vacated) return ms__storage_sync(st, write);  // fails, with a message that names the sharded parameter
     MS_TRY(order_event(c, st->event));
-    // A reader also waits for earlier readers: the storage keeps one event, which must then cover all of them.
+    // A reader also waits for earlier readers: the storage keeps one event of readers, which must cover all of them.
     return order_event(c, st->readers);
 }
 

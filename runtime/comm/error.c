@@ -59,7 +59,7 @@ static const char *error_after(uint64_t epoch, ms_resumption *furthest)
     if (furthest) *furthest = (ms_resumption) { 0 };
     uint64_t number = epoch + 1, e = atomic_load(&ms__world.board->error[number % ERRORS]);
     if (e >> 16 == number) {
-        // A later error's text may overwrite this one during the copy: compare its number before and after.
+        // A later error may overwrite the text during the copy: compare the text's number before and after.
         struct ms_text *t = &ms__world.board->rank[e & 0xffff].text[number % ERRORS];
         bool there = atomic_load(&t->number) == number;
         snprintf(words, TEXT, "%s", t->words);

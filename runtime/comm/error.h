@@ -12,7 +12,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward);
 // The number of published errors that this rank has met. After this number has grown, ranks may have left the same work
 // at different points: state that decides what is communicated next must be made equal again.
 uint64_t ms__comm_epoch(void);
-// The epoch of the latest error that made a rank abort a backward.
+// Of the errors that this rank has met and that made some rank abort a backward, the epoch of the latest; 0: none.
 uint64_t ms__comm_failed_backward(void);
 
 #endif

@@ -8,7 +8,7 @@
 // reached it and waits there for longer than the timeout, the rank reports the peers whose GPUs have not, or else
 // those whose GPUs have not finished their part, and the job ends.
 //
-// A collective's events are not given to another one while it is listed, so their state is that of this collective.
+// While a collective is listed, no other one is given its events, so their state is that of the listed collective.
 #include <stdio.h>
 #include "comm/internal.h"
 

@@ -165,7 +165,7 @@ typedef struct {
     _Atomic uint64_t epoch;          // number of published errors; see comm/error.c
     _Atomic uint64_t error[ERRORS];  // the latest errors, by number: (number << 16) | rank that raised it
     _Atomic int ending;              // 1 + the rank whose failure ends the job; 0: none
-    // failing: a rank of this node will report why the job ends; reported: one has begun to
+    // failing: a rank of this node will report why the job ends; reported: a rank has begun to report it
     atomic_bool failing, reported;
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     // The latest comparison of clocks, in ns: when, and by how much rank 0's clock was ahead of this node's
@@ -219,7 +219,7 @@ typedef struct {
     ms_storage *storage;  // NULL: this rank does not access the tensor; retained by the issuer
     char *data;
     size_t bytes;
-    double numel;  // number of elements, for recordings
+    double numel;  // number of elements, for ms_dist_record_get
 } ms_operand;
 
 typedef struct ms_native ms_native;
@@ -295,8 +295,8 @@ typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
 extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);
 const ms_activity *ms__peer_activity(int pid);  // NULL: that process has not loaded the engine
-// What a peer does. PEER_BUSY: it is inside an engine call, runs another program, has called, read or written since
-// *before, or waits for a processor or a disk. Updates *before if it is busy, unless it only waits.
+// What a peer does. PEER_BUSY: it is inside an engine call, runs another program, has begun an engine call, read or
+// written since *before, or waits for a processor or a disk. Updates *before if it is busy, unless it only waits.
 ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before);
 // Reads a file under /proc/PID as a string; "" if it cannot be read. Returns the length.
 size_t ms__peer_file(int pid, const char *name, char *text, size_t n);
@@ -313,7 +313,7 @@ _Noreturn void ms__exit_first(int code);
 // ---- comm/job/join.c: the start of a job ----
 void ms__join_begin(double limit);               // called when the script calls dist.init
 void ms__join_end(bool through);                 // through: dist.init has succeeded
-bool ms__error_reported_by_peer(uint64_t hash);  // whether a peer reports the error of this hash
+bool ms__error_reported_by_peer(uint64_t hash);  // whether a peer reports the error with this hash
 int ms__rank_launched(void);                     // world rank from the launcher's variables, known before dist.init
 // Starts a detached thread that receives no signals. False: there is none; a failed job then ends later.
 bool ms__comm_thread(void *(*fn)(void *));
@@ -505,7 +505,7 @@ void ms__coll_stage_drop(ms_coll *c);
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm/native.c: tensors on GPUs that the transport's library moves ----
-ms_status ms__native_open(const ms_launch *launch);  // before the ranks meet: fails if there is no GPU
+ms_status ms__native_open(const ms_launch *launch);  // called before MPI connects the ranks: fails if there is no GPU
 // ms__native_start makes the communicator of all ranks, ms__native_split that of a new group; ms__native_leave leaves
 // the communicator of a group. All ranks of the communicator must make these calls, which block.
 ms_status ms__native_start(ms_group *world);

@@ -443,8 +443,8 @@ ms_status ms__move_staged(ms_waiter *w)
     // After the first round, every slot gives the position of its member's window.
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(ms__wait_round(w, ++round));
-    // Of a reduction, a round moves all blocks, because a window has room for 1024 of 64 bytes. Otherwise, with members
-    // on other nodes, the slices of all members share one result window.
+    // A round of a reduction moves a slice of every block: a window has room for 64 bytes of each of 1024 blocks, the
+    // most that there can be. Otherwise, with members on other nodes, all members' slices share one result window.
     ms_slice most = ms__slice(WINDOW, blocks, g->far && !reduces(c->op) ? g->n : 1);
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
         part_of_blocks s = { .piece = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL };

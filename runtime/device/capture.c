@@ -133,8 +133,8 @@ void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
     ms__capture_fixed_at(c, c->last, device, how);
 }
 
-// Copies numbers to the device. CUDA does not let the host wait for the stream in copies of at most 64 KB from pageable
-// memory, so larger ones are divided.
+// Copies numbers to the device. In a copy of at most 64 KB from pageable memory CUDA does not make the host wait for
+// the stream, so larger copies are divided.
 static ms_status send(int index, void *there, const void *here, size_t bytes)
 {
     enum { MOST = 1 << 16 };

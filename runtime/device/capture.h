@@ -95,7 +95,7 @@ void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark);
 ms_status ms__capture_refuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 // Called with a new tensor of values that the script gave, while a step is recorded. *t is replaced by a copy, to
-// which repetitions copy the values again, or released on failure. ops/captured.c sets it when the library is loaded.
+// which repetitions copy the values again, or released on failure. Set by ops/captured.c when the library is loaded.
 struct ms_tensor;
 extern ms_status (*ms__capture_constant)(struct ms_tensor **t);
 

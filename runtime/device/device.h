@@ -46,7 +46,7 @@ typedef struct ms_optim_job {
 // A pass over leaves of one optimizer on one device: n jobs, divided into `blocks` blocks of `block` elements.
 typedef struct ms_optim_pass {
     int n;
-    const ms_optim_job *jobs, *there;  // there: a copy that the device has; NULL: they are copied to it
+    const ms_optim_job *jobs, *there;  // there: a copy of the jobs on the device; NULL: optim copies them there
     int64_t blocks, block;
 } ms_optim_pass;
 
@@ -272,10 +272,10 @@ ms_status ms__cuda_need(int device, const char *what);
 ms_status ms__cuda_sync(int device, int stream);
 // How often the host has waited for all work of each GPU's compute stream.
 extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
-// Waits for all streams of a GPU, without retiring records (device/stream.h). Fails where a peer's GPU keeps this one
+// Waits for all streams of a GPU, without retiring records (device/stream.h). Fails if a peer's GPU keeps this one
 // from ending its work (comm/gpu_wait.c).
 ms_status ms__cuda_settle(int index);
-// Waits for an event. Fails where ms__cuda_settle does.
+// Waits for an event. Fails as ms__cuda_settle does.
 ms_status ms__cuda_await(void *event);
 
 // Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.

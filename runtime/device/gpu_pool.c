@@ -175,8 +175,8 @@ static void pin(ms_pins *p, ms_block *b)
     p->in_use++;
 }
 
-// b, pinned by a captured step, is no longer in use. Returns false if it goes back to the pool. A block that stays is
-// not marked as free: the step uses it again in each repetition.
+// b, a block that a captured step has pinned, is no longer in use: adds it to the step's free blocks. Does not mark it
+// as free, because repetitions use it. Returns false once the step was freed: the block then goes back to the pool.
 static bool unpin(ms_block *b)
 {
     ms_pins *p = b->pins;

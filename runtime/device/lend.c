@@ -33,7 +33,7 @@ static socklen_t address(struct sockaddr_un *a, uint64_t name)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-// Takes ownership of fd, also on failure.
+// Takes ownership of l.fd, also on failure.
 static ms_status add(lending l)
 {
     ms_status st = ms__grow(&list, &cap_list, n_list, sizeof *list, "cuda_share", "shared blocks");

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-// A device is a type, and an index from bit 8 on.
+// A device is a number: its type in the low 8 bits, its index above them.
 static inline int ms__device_type(int device) { return device & 0xff; }
 static inline int ms__index(int device) { return device >> 8; }
 static inline bool ms__is_cuda(int device) { return ms__device_type(device) == MS_CUDA; }

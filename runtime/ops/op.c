@@ -209,7 +209,7 @@ static bool sync_each(void)
     }
     return on;
 }
-// st: what the kernel of a call on a GPU returned.
+// Ends a call on a GPU. st: what its kernel returned.
 static ms_status finish(const ms_call *c, int device, ms_status st)
 {
     if (MS_UNLIKELY(st != MS_OK)) return ms__call_failed(c, st);

@@ -39,7 +39,7 @@ static struct {
     part part[MAX_THREADS];
 } job;
 
-// Held by the thread whose loop uses the helpers; loops on other threads run on those threads alone.
+// Held by the thread whose loop uses the helpers; a loop on another thread meanwhile runs on that thread alone.
 static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER;
 static int helpers;  // number of helpers started; protected by `owner`
 static int sleepers;

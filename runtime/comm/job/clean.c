@@ -47,8 +47,8 @@ static void unlist(const char *path)
         }
 }
 
-// Removes from the list the files that a process uses. Checks its descriptors first, because a file is mapped before it
-// is closed. A process whose /proc this user cannot read does not belong to this user's jobs.
+// Removes from the list the files that a process uses. Checks the process's descriptors before its mappings, because a
+// file is mapped before it is closed. A process whose /proc this user cannot read does not belong to this user's jobs.
 static void unlist_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];

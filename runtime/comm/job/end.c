@@ -192,7 +192,7 @@ static const ms_activity *page_of(int rank)
 }
 
 // Called at the end of the script. Ends the job if a peer, stopped or looping, has made no progress for the length of
-// the timeout. report: print a line about the peers that work. Returns whether a line was printed.
+// the timeout. report: print a line about the busy peers. Returns whether a line was printed.
 static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool report)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
@@ -264,7 +264,7 @@ static bool all_left(void)
 static void *finalize_thread(void *unused)
 {
     (void)unused;
-    int64_t passed = 0;  // in all; `waited` is the part since the peers were last looked at
+    int64_t passed = 0;  // passed: the time until the latest check of the peers; waited: the time since that check
     for (int64_t before = ms__now_ns(), waited = 0;;) {
         ms__nap(100 * MS);
         int64_t now = ms__now_ns();

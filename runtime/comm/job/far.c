@@ -450,7 +450,7 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
             ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
             if (theirs) status = launch(w, &results, ms__message_send(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
-        // The peer's result may be received into the memory that this message sends.
+        // The peer's result may be received into the memory from which the message sent[k] is sent.
         if (status == MS_OK && m) status = finish(w, &sent[k]);
         if (status == MS_OK && m && theirs)
             status = launch(w, &results, ms__message_receive(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);

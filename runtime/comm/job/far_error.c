@@ -6,7 +6,7 @@
 #include "comm/internal.h"
 #include "comm/job/message.h"
 
-// The tags of messages are odd; those of collectives are even (far.c). OUTBOX: the number of messages in `outbox`.
+// The tags of these messages are odd; those of collectives are even (far.c). OUTBOX: number of messages in `outbox`.
 enum { TAG_ERROR = 1, TAG_ASK = 3, TAG_ANSWER = 5, OUTBOX = 32 };
 
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -50,7 +50,7 @@ static void send_error(int node, const far_error *e)
 }
 
 // Tests the errors in flight; returns whether all have been sent. MPI makes progress only inside its calls, and a rank
-// that does not lead a group may make no other calls.
+// that does not lead a group may make no other calls of MPI.
 static bool sent_errors(void)
 {
     bool all = true;

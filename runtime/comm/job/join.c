@@ -105,7 +105,7 @@ static void peer_ended(join_peer *p)
         bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
         if (!reported_at && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
             reported_at = now;
-            ms__fork_waker();  // needed because mpirun may kill this rank before it exits
+            ms__fork_waker();  // needed because mpirun may kill this rank before mpirun itself exits
             bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
             if (!explained && (waits ? reports() : lowest_seen()))
                 fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);

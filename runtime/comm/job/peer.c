@@ -131,7 +131,7 @@ void ms__wake_launcher(void)
     syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
 }
 
-// Whether mpirun is ending the job: it sleeps only then.
+// Whether mpirun is ending the job: only then does it call nanosleep.
 bool ms__launcher_ends_job(void)
 {
     char text[64];

@@ -59,7 +59,7 @@ static inline ms_status ms__add_into(ms_copies *c, ms_tensor *flat, int64_t offs
     return st;
 }
 
-// Adds to a list the filling with zeros of n elements of flat, from element `offset` on.
+// Adds to a list the copy that sets n elements of flat to 0, from element `offset` on.
 static inline ms_status ms__add_zeros(ms_copies *c, ms_tensor *flat, int64_t offset, int64_t n)
 {
     if (n <= 0) return MS_OK;
