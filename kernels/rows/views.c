@@ -236,8 +236,8 @@ static ms_status check_unfold(ms_call *c)
     stride[x->ndim] = x->stride[d];
     return ms__call_view(c, 0, ms__tensor_view(x, x->ndim + 1, shape, stride, x->offset));
 }
-// Adds the gradients of all windows' first elements, then of all second ones, and so on: each time to different
-// elements.
+// Adds the gradients of all windows' first elements, then of all second ones, and so on: each of these additions writes
+// no element twice, although windows may overlap.
 static ms_status unfold_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -481,7 +481,7 @@ static ms_status check_as_strided(ms_call *c)
                              ms__tensor_text(x));
     return ms__call_view(c, 0, ms__tensor_view(x, n, shape, stride, x->offset + (some ? c->i[0] : 0)));
 }
-// Adds the gradient of each element of the result to the element of x at its offset; several may have the same offset.
+// Adds the gradient of each element of the result to the element of x at its offset; elements may share an offset.
 static ms_status as_strided_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];

@@ -6,7 +6,7 @@
 
 #include "ops/op.h"
 
-// Steps are in elements.
+// A strided vector of int64. step: elements from one number to the next.
 typedef struct ms_ctc_vector {
     const int64_t *at;
     int64_t step;
@@ -47,7 +47,8 @@ static inline void ms__ctc_call(ms_ctc_call *j, const ms_call *c, int first)
     j->wide = 2 * j->longest + 1;
 }
 
-// Sample n. A length that is negative or larger than the tensors hold is replaced by the largest that they hold.
+// Sample n. A length that is negative or too large becomes the largest possible: all time steps or, for a target, the
+// length of the longest one, but no more than what is left of concatenated targets.
 MS_FN ms_ctc ms__ctc_sample(const ms_ctc_call *j, int64_t n)
 {
     ms_ctc s = j->sample;
