@@ -197,7 +197,8 @@ end
 local PIECE, PIECES = 65536, 256
 
 --- A hash of the sizes and contents of the documents, to distinguish corpora. With n documents it covers all of a
---- document of up to about 16 / n MiB; of a larger one, pieces at equal distances, at least its beginning and its end.
+--- document of up to about 16 / n MiB, at least 128 KiB; of a larger one, pieces at equal distances, of which the first
+--- is its beginning and the last its end.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0

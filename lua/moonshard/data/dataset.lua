@@ -102,7 +102,7 @@ local function as_item(...)
 end
 
 --- The item at a position as one value: a list if it has several values. `dataset[i]` is the same.
----@param i integer  from 1 to size(), or from -1 down from the end
+---@param i integer  from 1 to size(); negative from the end
 ---@return any
 function Dataset:item(i) return as_item(self:get(position(self, i))) end
 

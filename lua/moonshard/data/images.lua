@@ -138,8 +138,8 @@ end
 --- Images side by side in a grid, as torchvision's make_grid.
 ---@param images Tensor|Tensor[]  [n, channels, H, W], or a list of [channels, H, W] of one shape
 ---@param given? {nrow: integer, padding: integer, pad_value: number, normalize: boolean}
----   nrow: images in a row; padding: pixels around each image; pad_value: the value of these pixels; normalize: scales
----   all values, of a floating point dtype, from their least and largest to 0 and 1
+---   nrow: images in a row; padding: pixels around each image; pad_value: the value of these pixels; normalize: maps
+---   floating point values linearly so that the smallest of all images becomes 0 and the largest 1
 ---@return Tensor  [channels, height, width]; 3 channels if the images have 1
 function M.make_grid(images, given)
   local o = opts("make_grid", given, { nrow = opts.option(opts.whole_from(1), 8),

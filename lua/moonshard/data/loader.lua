@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Batches of a dataset, epoch by epoch. The items of a batch are computed from the seed, the epoch and the batch's
---- number (samplers.lua), so the state of a loader is a few numbers, and any number of ranks continues it.
+--- number (samplers.lua), so the state of a loader is a few numbers, and any number of ranks can resume from it.
 local class = require "moonshard.core.class"
 local methods = require "moonshard.core.methods"
 local dataset = require "moonshard.data.dataset"

@@ -121,7 +121,7 @@ end
 
 local size_of_message = ffi.sizeof "moonshard_message"
 
---- Sends a message. Returns false if the other process has ended.
+--- Sends a message. Returns false if that is impossible, as when the other process has ended.
 function M.send(fd, message)
   local at = ffi.cast("const char *", message)
   local left = size_of_message

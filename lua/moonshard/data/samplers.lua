@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Samplers: the order in which positions of a dataset are visited. The library's samplers compute entry j of epoch e
 --- from the seed, e and j, without a state, so the order is the same on every device, with any number of threads,
---- workers and ranks, and an epoch continues at any entry.
+--- workers and ranks, and an epoch can be resumed at any entry.
 local class = require "moonshard.core.class"
 local dataset = require "moonshard.data.dataset"
 local engine = require "moonshard.core.ffi"
@@ -137,7 +137,7 @@ function WeightedRandomSampler:init(weights, num_samples, given)
   end
 end
 
--- The positions, ordered by exponentially distributed keys, the smallest first (Efraimidis and Spirakis 2006).
+-- The positions of positive weight, sorted by exponentially distributed keys (Efraimidis and Spirakis 2006).
 local function without_replacement(self, key)
   local list, keys = {}, {}
   for k, w in ipairs(self.weights) do

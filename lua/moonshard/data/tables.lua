@@ -98,7 +98,7 @@ local function column_of(rows, k, first, dtype, where)
   return create.tensor(numbers, { dtype = dtype })
 end
 
--- The different fields of a column, without the empty one: in ascending order if all are numbers, else by their bytes.
+-- The distinct fields of a column, without the empty one: in ascending order if all are numbers, else by their bytes.
 local function names_in(rows, k, first)
   local seen, list, numbers = { [""] = true }, {}, true
   for j = first, #rows do

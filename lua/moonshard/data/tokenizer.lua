@@ -15,8 +15,8 @@ local M = {}
 local FORMAT = "moonshard tokenizer 1"
 local BASE = 2 ^ 24                                     -- a pair of ids as one number: first * BASE + second
 
--- A word is a run of letters and bytes outside of ASCII, of digits or of other signs, after at most one space; or it is
--- a run of white space.
+-- A word is a run of letters and bytes outside of ASCII, a run of digits or a run of other signs, each with at most one
+-- space before it; or a run of white space.
 local KINDS = { "^ ?[%a\128-\255]+", "^ ?%d+", "^ ?[^%s%w\128-\255]+", "^%s+" }
 
 local LONGEST = 256                                     -- most bytes of a word: encoding takes quadratic time

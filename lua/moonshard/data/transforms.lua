@@ -509,7 +509,7 @@ function M.RandomGrayscale(p)
   end
 end
 
---- Overwrites a random part of an image (Zhong et al. 2017), after ToTensor.
+--- Overwrites a random part of an image (Zhong et al. 2017). To be applied after ToTensor.
 ---@param p? number  the probability, from 0 to 1 (default: 0.5)
 ---@param given? {scale: number[], ratio: number[], value: number}
 ---   scale: least and largest share of the area; ratio: least and largest height over width; value: the new value

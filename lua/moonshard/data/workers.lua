@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- A loader's worker processes. Worker (k - 1) % n + 1 makes batch k, so the batches arrive in order. Each worker has
---- at most `prefetch` batches under way, and each batch has a block of shared memory of its own.
+--- at most `prefetch` batches in flight, and each batch has a block of shared memory of its own.
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -17,7 +17,7 @@ Workers.__index = Workers
 
 local M = {}
 
---- Starts the workers. given: the arguments of maker.new; count: number of workers; prefetch: batches under way for
+--- Starts the workers. given: the arguments of maker.new; count: number of workers; prefetch: batches in flight for
 --- each; timeout: in seconds, 0: none.
 function M.new(given, count, prefetch, timeout)
   local self = setmetatable({ list = {}, prefetch = prefetch, timeout = timeout }, Workers)
@@ -94,7 +94,7 @@ local function drain(self)
   end
 end
 
--- Raises a worker's error. One that begins with a line of the script, as of a function 'collate', is raised as it is.
+-- Raises a worker's error. One that begins with a line of the script, such as an error in `collate`, is not changed.
 local function failed(text)
   if text:find "^[^\n:]+:%d+: " then error(text, 0) end
   errors.raise("%s", text)

@@ -35,7 +35,7 @@ function M.join(backend, timeout)
   if lib.ms_dist_init(backend, timeout) ~= 0 then errors.fail() end
 end
 
---- Joins the job if this rank has not joined yet. An error before that cannot be published.
+--- Joins the job if this rank has not joined yet. An error before a rank has joined cannot be published.
 function M.ensure()
   if state.dist_failures < 0 then M.join(nil, 0) end
 end

@@ -111,7 +111,7 @@ return function(dist)
     return { op = op, tensor = t, peer = peer }
   end
 
-  --- Starts sends and receives beside each other, so that ranks that exchange tensors need no order among them.
+  --- Starts sends and receives at once, so that ranks that exchange tensors do not deadlock, whatever the order.
   ---@param list table[]  results of dist.P2POp
   ---@return Work[]  one for each, in order
   function dist.batch_isend_irecv(list)
@@ -137,7 +137,7 @@ return function(dist)
     works[#works + 1] = b == nil and dist[name](a, given) or dist[name](a, b, given)
   end
 
-  --- As dist.all_reduce: reductions with the same op become one.
+  --- As dist.all_reduce: reductions with the same op, dtype and device become one.
   ---@param t Tensor  of the same shape and dtype on every rank
   ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod" }
   function Coalescing:all_reduce(t, given)
@@ -190,8 +190,8 @@ return function(dist)
   end
 
   --- Runs fn(c) and completes the collectives that fn starts by c's methods, all_reduce, all_gather, reduce_scatter and
-  --- broadcast: they run beside each other, and reductions with the same op become one. Their tensors have their values
-  --- when this function returns.
+  --- broadcast: they run beside each other, and all_reduces of the same op, dtype and device become one. Their tensors
+  --- have their values when this function returns.
   ---@param fn fun(c: Coalescing): any  every rank starts the same collectives, in the same order
   ---@param given? { group: Group }
   ---@return any  the results of fn

@@ -64,7 +64,7 @@ function M.async_failed(site) M.failed_at(async_place(site), position.now()) end
 function M.failed() M.failed_at("", position.now()) end
 
 --- Passes this rank's position in the script to the engine, which uses it to match the ranks' calls again after an
---- error. To be called before such calls.
+--- error. To be called before a collective, or before a call that makes collectives inside.
 ---@param single boolean  the call is one collective; false: it makes collectives inside, as a backward does
 function M.before(single, a, b, c)
   if state.dist_failures ~= seen then M.failed_at "" end

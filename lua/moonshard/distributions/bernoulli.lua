@@ -23,7 +23,7 @@ end
 local function probs_of(self) return self.logits:sigmoid() end
 local function logits_of(self) return logit(self.probs) end
 
--- The logarithm of the probability of x in {0, 1}, from the logit z; for other x, its mean if 1 has the probability x.
+-- The logarithm of the probability of x in {0, 1}, from the logit z; for other x, its mean over draws of Bernoulli(x).
 local function log_of(x, z) return x * z:logsigmoid() + (1 - x) * (-z):logsigmoid() end
 
 --- Zeros and ones: 1 has the probability probs. The fields probs and logits are both there. Samples have the dtype of

@@ -70,7 +70,7 @@ function Independent:__tostring()
 end
 
 --- A mixture of K distributions of one class, such as normal ones: the last batch dimension of component_distribution
---- counts them.
+--- is that of the components.
 ---@class MixtureSameFamily: Distribution
 ---@field mixture_distribution Distribution  the Categorical, with batch_shape
 ---@field component_distribution Distribution  of batch shape [batch_shape, K]

@@ -45,7 +45,7 @@ return function(D)
     local P, Q = p.probs, q.probs
     local n, m = P.shape[P.ndim], Q.shape[Q.ndim]
     if n ~= m then errors.raise("kl_divergence: p has %d classes and q has %d, expected the same number", n, m) end
-    -- Classes that p excludes are replaced before the product: -inf less -inf has a gradient of nan even times 0.
+    -- Classes that p excludes are replaced before the product: -inf minus -inf and its gradient are nan even times 0.
     local excluded = P:eq(0)
     local t = P * ops.where(excluded, 0, p.logits - q.logits)
     return ops.where(excluded, 0, ops.where(Q:eq(0), math.huge, t)):sum(-1)

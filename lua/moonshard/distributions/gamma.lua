@@ -120,7 +120,7 @@ local function mode_of(c)
   return where(c:lt(1):all(-1, { keepdim = true }), corner, inside)
 end
 
--- At least the smallest normal number and below 1, as PyTorch's, because 0 and 1 have no density.
+-- Draws from Dirichlet's distribution, clamped to [tiny, 1), as PyTorch's, because 0 and 1 have no density.
 local function simplex_draw(sizes, c)
   local info = number_types.finfo(c.dtype)
   return draw.gamma(sizes, c, true):softmax(-1):to(c.dtype):clamp(info.tiny, 1 - info.eps / 2)

@@ -38,7 +38,7 @@ function Normal:_cdf(x) return below(x, self.loc, self.scale) end
 function Normal:_icdf(p) return quantile(p, self.loc, self.scale) end
 function Normal:_entropy() return entropy(self.scale) end
 
---- The distribution of e to a normally distributed number. Its parameters are the fields loc and scale.
+--- The distribution of e to the power of a normally distributed number. Its parameters are the fields loc and scale.
 ---@class LogNormal: Distribution
 ---@overload fun(loc: Tensor|number, scale: Tensor|number, opts?: { validate_args: boolean }): LogNormal
 ---   loc: the mean of the logarithm; scale: the standard deviation of the logarithm, above 0; validate_args: checks

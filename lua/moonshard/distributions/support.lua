@@ -79,7 +79,7 @@ end)
 --- Constraint of numbers from low to high; both limits broadcast with the value.
 function M.between(low, high)
   local within = new("a number from low to high", 0, function(x) return x:ge(low):logical_and(x:le(high)) end)
-  within.like = low                     -- gives a value that is a number its dtype and device
+  within.like = low                     -- check converts a Lua number to its dtype and device
   return within
 end
 
