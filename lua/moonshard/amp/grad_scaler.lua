@@ -257,7 +257,7 @@ function GradScaler:_agree(found, optimizer)
   for _, t in util.sorted_pairs(found) do t:copy_(all[2]:to(t.device)) end
 end
 
--- The record's found_inf, if it is on a GPU and no other device has one. That GPU then decides whether to skip the step.
+-- The record's found_inf, if it is on a GPU and no other device has one: that GPU can decide whether to skip the step.
 local function on_one_gpu(record)
   local device, found = next(record.found_inf)
   if device and device:find "^cuda" and next(record.found_inf, device) == nil then return found end
@@ -292,8 +292,8 @@ local function settle(self)
   self._undecided = false
 end
 
--- Lets a GPU adapt the scale if there is one optimizer's record, the GPU that has the scale decides whether that step
--- is skipped, and the host has not read the decision. Returns whether the GPU adapts the scale.
+-- Lets a GPU adapt the scale if only one optimizer has a record, the GPU that has the scale decides whether this
+-- optimizer's step is skipped, and the host has not read the decision. Returns whether the GPU adapts the scale.
 local function adapt_there(self)
   local optimizer, record = next(self._optimizers)
   if not record or record.total or not record.flag or next(self._optimizers, optimizer) ~= nil then return false end

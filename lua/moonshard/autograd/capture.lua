@@ -107,9 +107,9 @@ end
 -- Checks per function that checker makes: LuaJIT compiles functions of this length.
 local PART = 60
 
--- Returns a function that makes the noted checks (CaptureChecks); to be called before a repetition. It is made from
--- text without loops: with a loop, LuaJIT compiles no call of the captured step, and all of its Lua takes 5 times as
--- long.
+-- Returns a function that makes the checks of `element` and `always` (CaptureChecks) before a repetition. It is made
+-- from source text without loops: with a loop, LuaJIT compiles no call of the captured step, and all of its Lua takes 5
+-- times as long.
 local function checker(c)
   local source = { "local c, rawget = ...\nlocal t, k, v, always, changed = c.tables, c.keys, c.values, c.always, c.changed\n",
     "local parts = {}\nlocal function accept(i)\nchanged[i](t[i], k[i])\nv[i] = rawget(t[i], k[i])\nend\n" }
@@ -321,7 +321,7 @@ local function record(self, n, ...)
   local step = lib.ms_capture_begin(tensors, ids, made)
   if step == nil then errors.fail(...) end
   self._step = ffi.gc(step, lib.ms_capture_free)
-  local own = {}                                          -- the step's copies of the tensors
+  local own = {}                                          -- the step's copies of the tensor arguments
   for k = 1, n do
     fixed[k] = arguments[k]
     if is_tensor(arguments[k]) then
@@ -370,7 +370,7 @@ local function published(since, ok, ...)
   return ...
 end
 
--- Runs fn as it is. In a function of its own, because LuaJIT compiles no function that makes closures.
+-- A call before the recording: runs fn. Not part of __call: LuaJIT compiles no function that makes closures.
 local function warm_up(self, n, ...)
   take_arguments(nil, n, ...)
   local before = self._left

@@ -5,7 +5,8 @@
 ---
 --- A sparse tensor is an instance of a tensor class, with values and indices as its inner tensors, so scopes, keep and
 --- release handle it like any tensor. The operators in `linear` and `of_sums` below, which map 0 to 0, run on the
---- values. Factors, sums, zero_ and moves between devices work, too; all other operators raise an error.
+--- values. Products and quotients with numbers, sums, differences, zero_ and moves between devices work, too; all other
+--- operators raise an error.
 local class = require "moonshard.tensor.class"
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"
@@ -273,7 +274,7 @@ function Sparse.dispatch(op, a, b)
   return refuse(name)
 end
 
---- Gives t the contents of u. If t has left its scope, u's inner tensors are kept, too.
+--- Gives t the contents of u. If t was kept beyond its scope, u's inner tensors are kept, too.
 function M.replace(t, u)
   for _, part in ipairs { u._indices, u._values } do
     if rawget(t._values, "_owner") then part:keep() end
@@ -339,7 +340,7 @@ function M.accumulate(t, g)
   end)
 end
 
--- Removes the dense gradients after the call, so that the sparse ones are the leaves' gradients again.
+-- Removes the dense gradients that with_dense_grads set, so that the sparse ones are the leaves' gradients again.
 local function restore(changed, ...)
   for k = #changed, 1, -1 do lib.ms_set_grad(changed[k].id, 0) end
   return context.results(...)

@@ -136,7 +136,7 @@ for name, text in pairs {
   instead[name] = (text == "" and "" or text .. ", or ") .. "extend distributions.Distribution for a class of your own"
 end
 
--- Names that mean another thing in other tables: table -> name -> what to write instead.
+-- Unknown names whose hint depends on the table in which they were read: table -> name -> what to write instead.
 local within = { distributions = {
   constraints = "d.support is a distribution's constraint of values: d.support:check(x)",
   constraint_registry = "d.support is a distribution's constraint of values: d.support:check(x)",

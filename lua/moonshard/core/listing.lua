@@ -12,7 +12,7 @@ local M = { Listing = opts.printing {} }
 -- list -> the position of the element that a loop got last.
 local at = setmetatable({}, { __mode = "k" })
 
--- Lua calls the list as an iterator, with the element before. Its position is stored, so that elements may be equal; if
+-- Lua calls the list as an iterator, with the previous element. Its position is stored, as elements may be equal; if
 -- another loop over the same list has changed the position, the first element equal to `last` is looked for.
 function M.Listing.__call(list, _, last)
   local k = last == nil and 0 or at[list]
@@ -25,7 +25,7 @@ function M.Listing.__call(list, _, last)
 end
 M.Listing.__no_function = M.Listing.__call
 
---- What to write instead of the lists of parameters of several modules in one list or sum.
+--- Advice for scripts that put several modules' lists of parameters into one list, or add them.
 M.SEVERAL = "for several modules write nn.ModuleList({ a, b }):parameters()"
 
 function M.Listing.__add() errors.raise("a list has no +; %s", M.SEVERAL) end

@@ -111,8 +111,8 @@ end
 local read, assigned = {}, {}                           -- field -> the message about it, or false
 
 --- Called when a script reads or assigns a field that a tensor does not have: raises if it is a field of PyTorch's
---- tensors, or a misspelt requires_grad; for a read, also if it is a field of PyTorch's results, or misspells another
---- field of tensors. Such fields have no effect, and scripts seldom mean fields of their own by these names.
+--- tensors, or a misspelt requires_grad; for a read, also if it is a field of PyTorch's results, or misspells one of
+--- FIELDS. Such fields have no effect, and scripts seldom mean fields of their own by these names.
 ---@param name string  the field
 ---@param reads boolean  false: it is assigned
 function M.field(name, reads)

@@ -3,7 +3,7 @@
 ---   opts.expect(fn, opts.fn, "%s: argument %d", who, k)      -- who: argument 2 is a number (3), expected a function
 ---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = opts.number })
 --- In the table that describes options, a default also determines the type; a kind declares an option without default,
---- unless opts.option or opts.one_of gave it one.
+--- unless opts.option or opts.one_of made the kind with a default.
 local errors = require "moonshard.core.errors"
 local hints = require "moonshard.core.hints"
 
@@ -52,8 +52,8 @@ function M.whole_from(low)
   return wholes_from[low]
 end
 
---- The kind of functions and of objects that can be called, such as modules. `__no_function`: a `__call` that only
---- raises or loops.
+--- The kind of functions and of objects that can be called, such as modules. `__no_function`: a `__call` that does not
+--- count, because it only raises an error or is the iterator of `for` loops.
 M.fn = kind("a function", function(v)
   local mt = type(v) == "table" and getmetatable(v)
   return type(v) == "function" or mt and rawget(mt, "__call") ~= rawget(mt, "__no_function") or false

@@ -95,7 +95,7 @@ local function loops_of(fn)
   return list
 end
 
--- The first index of a numeric loop, read from the variable that initialized it; 0 if that was a constant, or if the
+-- The first index of a numeric loop, read from the variable that initialized it; 0 if no variable did, or if the
 -- variable has changed since an earlier call. A constant needs no subtraction: it is the same on all ranks.
 local function start_of(loop, fn, level)
   local op, operand = loop.start[1], loop.start[2]

@@ -74,7 +74,7 @@ function Saver:write(name, t)
   if lib.ms_saver_write(self._saver, name, t.id) ~= 0 then errors.fail(t) end
 end
 
---- Returns 16 hexadecimal digits that identify the file's contents.
+--- Completes the file, under its path. Returns 16 hexadecimal digits that identify its contents.
 ---@return string
 function Saver:commit()
   local digits = ffi.new "char[17]"

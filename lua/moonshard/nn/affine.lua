@@ -14,7 +14,7 @@ end
 
 --- Fills weight and bias with uniform numbers in +-1/sqrt(inputs).
 ---@param m Module  has the fields weight and bias
----@param inputs integer  elements of the weight at one position of its first dimension
+---@param inputs integer  the fan-in: elements of the weight at one position of its first dimension
 function M.reset(m, inputs)
   init.kaiming_uniform_(m.weight, { a = math.sqrt(5) })
   if m.bias then

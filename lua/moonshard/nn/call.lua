@@ -334,7 +334,7 @@ local function register(self, list, who, fn, given)
 end
 
 --- Registers fn(module, args), called before forward. What fn returns, if anything, replaces the arguments.
----@param fn fun(m: Module, args: table): any  args is a list with n
+---@param fn fun(m: Module, args: table): any  args is a list with its length in n
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_forward_pre_hook(fn, given)
@@ -343,14 +343,14 @@ end
 
 --- Registers fn(module, args, out), called after forward. What fn returns, if anything, replaces the output. out is a
 --- list only if forward returned several values.
----@param fn fun(m: Module, args: table, out: any): any  args is a list with n
+---@param fn fun(m: Module, args: table, out: any): any  args is a list with its length in n
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_forward_hook(fn, given) return register(self, "_post", "register_forward_hook", fn, given) end
 
 --- Registers fn(module, grad_in, grad_out), called when the gradients of the inputs have been computed. What fn
 --- returns, if anything, replaces grad_in.
----@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with n
+---@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with their lengths in n
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_full_backward_hook(fn, given)
@@ -360,7 +360,7 @@ end
 --- Registers fn(module, grad_out), called before the gradients of the inputs are computed. What fn returns, if
 --- anything, replaces grad_out.
 ---@param fn fun(m: Module, grad_out: table): any
----   grad_out is a list with n; nil for results that are no tensors or got no gradient
+---   grad_out is a list with its length in n; nil for results that are no tensors or got no gradient
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_full_backward_pre_hook(fn, given)
