@@ -28,8 +28,8 @@ end
 
 local NO_FLAGS = "inject=renameat2:error=EINVAL"
 
---- Whether a call changes a file or a folder. A process killed at any other call leaves the same state as one killed at
---- the next call that does.
+--- Whether a call of a save changes a file or a folder. A process killed at any other call leaves the same state as one
+--- killed at the next call that changes one.
 function M.changes(point)
   local call = point.call
   return call:find "write" or call:find "sync" or call:find "^rename" or call:find "^unlink" or call:find "^mkdir"

@@ -22,7 +22,7 @@ function M.load(name)
   return value
 end
 
---- c + a sin(freq i + offset + phase) by position.
+--- A tensor whose element i, counted from 0 in memory order, is c + a sin(freq i + offset + phase).
 function M.wave(shape, offset, c, a, freq)
   local list = {}
   for i = 0, numel(shape) - 1 do

@@ -136,7 +136,7 @@ end
 
 local function commas(text) return select(2, text:gsub("%b()", ""):gsub("%b<>", ""):gsub(",", "")) end
 
--- Fields between the braces of a struct, with those of anonymous structs and unions inside it.
+-- The number of fields between the braces of a struct, with those of the structs and unions inside it.
 local function fields(body)
   local n = 0
   for _, kind in ipairs { "struct", "union" } do

@@ -44,7 +44,7 @@ function Pty:type(text)
   assert(unistd.write(self.master, text))
 end
 
---- Waits for output and adds it to p.text. Returns false if there was no output or the program ended.
+--- Waits for output and adds it to self.text. Returns false if there was no output or the program ended.
 ---@param seconds number
 function Pty:read(seconds)
   if poll.rpoll(self.master, math.ceil(seconds * 1000)) ~= 1 then return false end

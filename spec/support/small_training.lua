@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- A small sharded training for specs: every kind of unit (the root, a plain one, one of low precision), clipping,
+--- A small sharded training for specs, with three units (the root, a plain one, one of low precision), clipping and
 --- AdamW.
 local STEPS = 3
 
