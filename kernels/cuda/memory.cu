@@ -194,7 +194,8 @@ static ms_status decide(int index, void *p)
             return ms__fail(MS_EINVAL, "cuda:%d: MOONSHARD_CUDA_SHARE is '%s', expected ipc, fd or staging", index,
                             chosen);
         if (way == DESCRIPTORS && !the_driver().complete)
-            return ms__fail(MS_EUNSUPPORTED, "cuda:%d: MOONSHARD_CUDA_SHARE is fd, but the driver has no cuMemCreate",
+            return ms__fail(MS_EUNSUPPORTED,
+                            "cuda:%d: MOONSHARD_CUDA_SHARE is fd, but the driver lacks cuMemCreate or a related function",
                             index);
     } else if (p) {
         cudaIpcMemHandle_t h;

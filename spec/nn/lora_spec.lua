@@ -258,7 +258,8 @@ describe("errors of nn.lora", function()
     assert.are.equal("lora: option 'alpha' is a number (0), expected a number > 0", said { target = "1", alpha = 0 })
     assert.truthy(said { target = "1", rnk = 1 }:find("did you mean 'rank'?", 1, true))
     assert.are.equal("lora: argument 1 is a table, expected a module", said({ target = "1" }, {}))
-    assert.are.equal("lora: trainable 'head' chooses no parameter", said { target = "1", trainable = "head" })
+    assert.are.equal("lora: option 'trainable': the pattern 'head' matches no parameter",
+      said { target = "1", trainable = "head" })
   end)
 
   it("say how a state does not fit, and that nothing changed", function()

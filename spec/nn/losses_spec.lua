@@ -28,8 +28,8 @@ describe("a loss", function()
     refuses("huber_loss: option 'delta' is a number (0), expected a number > 0", F.huber_loss, ms.ones(1), ms.ones(1),
       { delta = 0 })
     refuses("gaussian_nll_loss: the variance has negative elements", F.gaussian_nll_loss, ms.ones(1), ms.ones(1), -1)
-    refuses("nll_loss: input has shape [2, 3] and target [2, 1]; expected [N, C] and [N], or [N, C, ...] and "
-      .. "[N, ...]", F.nll_loss, ms.ones(2, 3), ids { { 0 }, { 1 } })
+    refuses("nll_loss: input has shape [2, 3] and target [2, 1]; expected [C] and [], [N, C] and [N], or "
+      .. "[N, C, ...] and [N, ...]", F.nll_loss, ms.ones(2, 3), ids { { 0 }, { 1 } })
     assert.is_false(pcall(F.nll_loss, ms.ones(2, 3), ids { 0, 3 }))
     local advice = 'target must be int64 or int32, got float32 [2]; write target:long(), or make it with ms.tensor(..., { dtype = "int64" })'
     refuses("nll_loss: " .. advice, F.nll_loss, ms.ones(2, 3), ms.ones(2))

@@ -22,7 +22,7 @@ describe("buffers by path", function()
     assert.are.equal("get_buffer: Linear: unknown buffer 'weight'",
       message(function() model():get_buffer "1.weight" end))
     for _, path in ipairs { "", ".a", "a.", "a..b" } do
-      assert.are.equal(("get_buffer: argument 1 is a string ('%s'), expected a path"):format(path),
+      assert.are.equal(("get_buffer: argument 1 is a string ('%s'), expected names separated by dots"):format(path),
         message(function() model():get_buffer(path) end))
     end
   end)

@@ -116,8 +116,8 @@ static int plan_of(int index, void *handle, const plan_key &key)
         static bool said;
         if (!said)
             fprintf(stderr,
-                    "moonshard: cuda:%d: attention has had %d shapes; later ones use Moonshard's own kernels, because "
-                    "cuDNN takes up to a second to plan each\n",
+                    "moonshard: cuda:%d: attention has asked cuDNN for %d plans (one for each shape, in forward and in "
+                    "backward); further shapes use Moonshard's own kernels, because a plan takes up to a second\n",
                     index, PLANS);
         said = true;
         return -1;

@@ -192,7 +192,7 @@ static void *lt_open(void)
     if (lib) return lib;
     fprintf(
         stderr,
-        "moonshard: %s was not found: products on cuda use Moonshard's own kernel, which is many times slower. Install "
+        "moonshard: cannot load %s: products on cuda use Moonshard's own kernel, which is many times slower. Install "
         "it, or name its folder in LD_LIBRARY_PATH. Searched: the loader's path,%s\n",
         name, places.c_str());
     return NULL;

@@ -14,8 +14,8 @@ enum {
     SIZES = MS_RECURRENT_SIZES,
 };
 
-static const char *const names[] = { "input", "weight of the state",      "bias of the state", "h",
-                                     "c",     "weight of the projection", "batch_sizes" };
+static const char *const names[] = { "input",   "weight of the state",      "bias of the state", "state h",
+                                     "state c", "weight of the projection", "batch_sizes" };
 
 static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
 

@@ -468,7 +468,9 @@ local function lora(model, given)
       if pattern then self._trainable[p], used[pattern] = true, true end
     end
     for _, pattern in ipairs(patterns) do
-      if not used[pattern] then raise("lora: trainable %s chooses no parameter", errors.show(pattern)) end
+      if not used[pattern] then
+        raise("lora: option 'trainable': the pattern %s matches no parameter", errors.show(pattern))
+      end
     end
   end
   if state ~= nil then check_state(self, state) end

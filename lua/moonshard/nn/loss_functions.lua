@@ -232,8 +232,8 @@ local function rows_of(who, input, ids, weight)
   local fits = input.ndim > 0 and ids.ndim == input.ndim - 1
   for d = 1, fits and ids.ndim or 0 do fits = fits and ids:size(d) == input:size(d > 1 and d + 1 or 1) end
   if not fits then
-    raise("%s: input has shape %s and target %s; expected [N, C] and [N], or [N, C, ...] and [N, ...]", who,
-      tostring(input.shape), tostring(ids.shape))
+    raise("%s: input has shape %s and target %s; expected [C] and [], [N, C] and [N], or [N, C, ...] and [N, ...]",
+      who, tostring(input.shape), tostring(ids.shape))
   end
   if ids.dtype ~= "int64" and ids.dtype ~= "int32" then
     raise('%s: target must be int64 or int32, got %s %s; write target:long(), or make it with ms.tensor(..., { dtype = "int64" })',

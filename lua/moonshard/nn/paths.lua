@@ -24,7 +24,7 @@ end
 -- Splits a path into the path of the enclosing module and the last name.
 local function split(who, path)
   opts.need(type(path) == "string" and path:find "^[^.]" and path:find "[^.]$" and not path:find("..", 1, true), path,
-    "a path", "%s: argument 1", who)
+    "names separated by dots", "%s: argument 1", who)
   local parent, name = path:match "^(.*)%.([^.]+)$"
   return parent or "", name or path
 end

@@ -262,7 +262,9 @@ function LBFGS:step(closure)
   return result
 end
 
-function LBFGS:_step_part() raise("%s: steps all parameters at once, so it cannot be distributed", self:class_name()) end
+function LBFGS:_step_part()
+  raise("%s steps all parameters at once, so ZeroRedundancyOptimizer cannot distribute it", self:class_name())
+end
 
 -- ---- state ----------------------------------------------------------------------------------------
 

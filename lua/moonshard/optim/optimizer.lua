@@ -343,7 +343,8 @@ Optimizer._step_unless = calls.apart(function(self, terms)
 end, has_peers)
 
 local function step_leaves(self, group, c, at)
-  capture.refuse(self:class_name() .. " steps only some of its parameters in this call")
+  capture.refuse("the step of a ZeroRedundancyOptimizer, in which each rank steps its own parameters, is not "
+    .. "supported; do not capture this step")
   local n = #at
   local ids, state, steps = ffi.new("ms_id[?]", n), ffi.new("ms_id[?]", STATES * n), ffi.new("double[?]", n)
   for j, k in ipairs(at) do
