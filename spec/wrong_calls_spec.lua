@@ -190,7 +190,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "nn.Dropout(0/0)", "Dropout: dropout probability has to be between 0 and 1, but got" },
   { "nn.Sequential(nn.ReLU)", "Sequential: element 1 is the class ReLU, expected an instance: ReLU(…)" },
   { "nn.DDP(fsdp.FSDP(nn.Linear(2, 2), { sharding_strategy = 'no_shard' }))",
-  "DDP: parameter 'flat_param' is already sharded, so no parameter is left for DDP to reduce" },
+  "DDP: parameter 'flat_param' is already sharded, and there is no other parameter for DDP to reduce" },
   { "nn.Linear(2, 2)(x)",
   "linear: the input's last dimension must be the weight's 2 columns: input [2, 3], weight [2," },
   { "nn.Linear(3, 2)()", "linear: argument is nil, expected a tensor" },

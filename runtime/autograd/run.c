@@ -92,7 +92,7 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
 {
     static const char *const names[] = {
         "run",        "tensor hook",         "backward of a Function", "module backward hook", "leaf hook",
-        "checkpoint", "pre-all-gather hook", "post-all-gather hook",   "reduction hook",       "all-reduce hook"
+        "checkpoint", "pre-all-gather hook", "post-all-gather hook",   "reduction hook",       "hook of the all-reduce"
     };
     // Leaf hooks may be called: those of DDP do only work of the engine, which is captured, and Lua refuses all others
     // (ms_capture_refuse).

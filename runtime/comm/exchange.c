@@ -176,8 +176,8 @@ static ms_status resume(ms_waiter *w, const places *r)
     c->mismatched = r->late;
     if (r->late) ms__comm_behind(&r->furthest);
     return ms__fail(MS_ECOMM,
-                    "%s: " LATER "%d is at a later call, so this call fails too, until the ranks' "
-                    "calls match again; " CAUSE "%s",
+                    "%s: " LATER "%d is at a later call, so this call fails, too; calls fail until all "
+                    "ranks are at the same call; " CAUSE "%s",
                     ROW(c->op)->name, g->ranks[r->ahead], cause);
 }
 

@@ -25,7 +25,8 @@ ms_status ms__record_collective(const ms_coll *c)
     if (ms_dist_debug_level() > 0) {
         char text[400];
         ms__fingerprint_text(&c->fingerprint, text, sizeof text);
-        fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->number, c->g->id, text);
+        fprintf(stderr, "rank %d: dist: collective %u of group %g: %s\n", ms__world.rank, (unsigned)c->number, c->g->id,
+                text);
     }
     if (!recording) return MS_OK;
     MS_TRY(ms__grow(&ledger, &cap_ledger, n_ledger, sizeof *ledger, "dist.record", "entries"));

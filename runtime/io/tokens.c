@@ -57,7 +57,8 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     size_t end = (size_t)offset + (size_t)count * (size_t)token_bytes;
     if (size < end) {
         close(fd);
-        return ms__fail(MS_EIO, "tokens: '%s' has %llu bytes, but %.0f tokens of %d bytes from byte %.0f on need %zu",
+        return ms__fail(MS_EIO,
+                        "tokens: '%s' has %llu bytes, but %.0f tokens of %d bytes from byte %.0f on need %zu bytes",
                         path, (unsigned long long)size, count, token_bytes, offset, end);
     }
     ms_status grown = ms__grow(&t->ranges, &t->capacity, t->n, sizeof *t->ranges, "tokens", "files");

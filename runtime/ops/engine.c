@@ -131,7 +131,7 @@ static uint64_t rng_seed = 20231, rng_offset;
 
 void ms_manual_seed(double seed)
 {
-    if (ms__recording) (void)ms__capture_refuse("it sets the random generator; call manual_seed outside");
+    if (ms__recording) (void)ms__capture_refuse("it sets the random generator; call manual_seed outside of the step");
     rng_seed = (uint64_t)(int64_t)seed;
     rng_offset = 0;
 }

@@ -110,7 +110,7 @@ ms_status ms_capture_end(ms_captured *c)
     if (st == MS_OK) st = ms__captured_grads_end(c, &grads);
     uint64_t offset = ms__rng_offset();
     if (ms__rng_seed() != c->seed || offset < c->offset)
-        (void)ms__capture_refuse("it sets the random generator; call manual_seed outside");
+        (void)ms__capture_refuse("it sets the random generator; call manual_seed outside of the step");
     c->draws = offset - c->offset;
     int inputs = 0;
     for (int k = 0; k < c->ends->n_in; k++) inputs += c->ends->in[k]->numel > 0;

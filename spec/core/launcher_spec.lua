@@ -120,7 +120,7 @@ describe("the environment of a process", function()
       dist.init { backend = "self" }
       print(dist.world_size())
     ]], { env = { RANK = "1", WORLD_SIZE = "2", LOCAL_RANK = "1", LOCAL_WORLD_SIZE = "2" } })
-    assert.matches("dist%.init: torchrun started this process as rank 1 of 2, but ranks meet over MPI; use mpirun or srun",
+    assert.matches("dist%.init: torchrun started this process as rank 1 of 2, but ranks connect over MPI; use mpirun or srun",
       job.stdout)
     assert.matches("\n1\n$", job.stdout)
   end)

@@ -206,7 +206,7 @@ describe("lr_range_test", function()
     assert.are.equal(0.1, opt.param_groups[1].lr)
     ok, e = pcall(ms.lr_range_test, opt, step, { from = 1e4, to = 1e5 })
     assert.is_false(ok)
-    assert.truthy(e:find("begin below 10000", 1, true), e)
+    assert.truthy(e:find("set option 'from' below 10000", 1, true), e)
   end)
 end)
 

@@ -269,7 +269,7 @@ describe("ms.plot", function()
       { "a text", function() plot.line "x" end, "plot.line: argument 1: 'y' is a string ('x'), expected a list of numbers" },
       { "no values", function() plot.line {} end, "plot.line: argument 1: 'y' is missing" },
       { "an empty series", function() plot.scatter { y = {} } end, "plot.scatter: argument 1: 'y' is empty" },
-      { "x and y of two lengths", function() plot.line { x = { 1 }, y = { 1, 2 } } end, "the length of 'x' is 1, but that of 'y' 2" },
+      { "x and y of two lengths", function() plot.line { x = { 1 }, y = { 1, 2 } } end, "the length of 'x' is 1, but the length of 'y' is 2" },
       { "an element that is no number", function() plot.line { 1, "a" } end, "'y': element 2 is a string ('a')" },
       { "a second bad series", function() plot.line { { 1 }, { y = "b" } } end, "plot.line: series 2: 'y' is a string" },
       { "an unknown field", function() plot.line { y = { 1 }, name = "a" } end, "unknown field 'name'" },

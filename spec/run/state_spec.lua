@@ -296,7 +296,7 @@ describe("option 'state' of run.start", function()
     run:finish()
     run = ms.run.start { out = folder .. "/foreign", model = model, optimizer = optimizer, quiet = true,
       state = { ema = ms.optim.EMA { ms.nn.Parameter(ms.ones(2)) } } }
-    raises("run:checkpoint: option 'state': 'ema': its parameter 1 is not one of the model", run.checkpoint, run)
+    raises("run:checkpoint: option 'state': 'ema': parameter 1 of the averages is not a parameter of the model", run.checkpoint, run)
     run:finish()
   end)
 end)

@@ -43,9 +43,9 @@ local function losses(out)
   local list = {}
   for line in process.read(out .. "/metrics.jsonl"):gmatch "([^\n]*)\n" do
     local ok, object = pcall(cjson.decode, line)
-    if not ok then error(("line %d is incomplete: %s"):format(#list + 1, line), 0) end
+    if not ok then error(("metrics.jsonl: line %d is not valid JSON: %s"):format(#list + 1, line), 0) end
     local wanted = #list + 1
-    if object.step ~= wanted then error(("line %d has step %d, expected %d"):format(wanted, object.step, wanted), 0) end
+    if object.step ~= wanted then error(("metrics.jsonl: line %d has step %d, expected %d"):format(wanted, object.step, wanted), 0) end
     list[#list + 1] = line:match '"loss": ([^,]+)'
   end
   return list
@@ -54,7 +54,7 @@ end
 -- Checks that report.html is whole, and can be written anew, after a kill at any moment.
 local function check_report(out)
   local text = process.read(out .. "/report.html")
-  if text ~= "" and text:sub(-8) ~= "</html>\n" then error("report.html is not whole", 0) end
+  if text ~= "" and text:sub(-8) ~= "</html>\n" then error("report.html is incomplete: it does not end with </html>", 0) end
   assert(run.report(out))
 end
 
@@ -102,13 +102,13 @@ function M.run(given)
     if code == 128 + process.SIGKILL then
       kills = kills + 1
     elseif code ~= 0 then
-      error(("status %s after %d kills: %s"):format(tostring(code), kills, process.read(out .. ".err")), 0)
+      error(("the run ended with status %s after %d kills: %s"):format(tostring(code), kills, process.read(out .. ".err")), 0)
     end
     local there = process.read(out .. "/metrics.jsonl") ~= "" and losses(out) or {}
     if there[1] then check_report(out) end
     if there[1] and code ~= 0 and given.after then given.after(out, kills) end
     local noted = tonumber(process.read(out .. ".note")) or 0
-    if #there < noted then error(("step %d was logged, but metrics.jsonl ends with %d"):format(noted, #there), 0) end
+    if #there < noted then error(("step %d was logged, but metrics.jsonl ends with step %d"):format(noted, #there), 0) end
     for k, loss in ipairs(there) do
       if loss ~= wanted[k] then error(("step %d has loss %s, but %s in the undisturbed run"):format(k, loss, wanted[k]), 0) end
     end

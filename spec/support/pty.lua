@@ -71,7 +71,7 @@ function Pty:expect(wanted, seconds)
       if pid == self.pid then self.ended = ("%s, %s"):format(how, status) end
     end
   until process.now() > limit
-  return nil, ("%s not printed in %.0f s, but: %s (%s)"):format(wanted, (seconds or 10) * process.patience, self.text,
+  return nil, ("'%s' was not printed within %.0f s, but: %s (%s)"):format(wanted, (seconds or 10) * process.patience, self.text,
     self.ended or "it runs, " .. (process.read(("/proc/%d/wchan"):format(self.pid)) or "?"))
 end
 

@@ -125,7 +125,7 @@ local function meet(place)
       message = tostring(places):match "^[^\n]*"
     end
   end
-  error("the ranks do not meet: " .. tostring(message))
+  error("the ranks did not reach the same attempt: " .. tostring(message))
 end
 
 local want = starved.bits(run(ms, rank, fresh(0), world))

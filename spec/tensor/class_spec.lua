@@ -141,7 +141,7 @@ describe("an instance of a tensor class", function()
     function Empty.init() end
     assert.matches("Empty: a tensor class must define inner_tensors", failure(Empty))
     function Empty.inner_tensors() return {} end
-    assert.matches("expected a list of tensors", failure(Empty))
+    assert.matches("expected a list of at least one tensor", failure(Empty))
     assert.matches("expected a class name", failure(ms.Tensor.extend, ms.Tensor))
     assert.matches("extend ms.Tensor", failure(nn.Parameter.extend, nn.Parameter, "X"))
   end)

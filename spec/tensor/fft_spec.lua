@@ -77,7 +77,7 @@ describe("fft", function()
 
   it("names what is wrong", function()
     local wrong = {
-      { function() fft.fft(ms.ones(4)) end, "fft.fft: argument has shape [4], expected complex numbers: pairs in a last dimension of 2" },
+      { function() fft.fft(ms.ones(4)) end, "fft.fft: argument has shape [4], expected complex numbers: pairs (real, imaginary) in a last dimension of size 2" },
       { function() fft.fft(ms.ones(4, 3)) end, "as ms.fft.complex makes them" },
       { function() fft.fft(ms.ones(4, 2):half()) end, "fft.complex: the input is float16 [4, 2] cpu, expected float32 or float64" },
       { function() fft.rfft(ms.ones(4, { dtype = "int64" })) end, "fft.real: the input is int64 [4] cpu, expected float32 or float64" },
@@ -85,7 +85,7 @@ describe("fft", function()
       { function() fft.fft(ms.ones(4, 2), { n = 0 }) end, "fft.fft: option 'n' is a number (0), expected a whole number from 1" },
       { function() fft.fft(ms.ones(4, 2), { norm = "orto" }) end, "did you mean 'ortho'?" },
       { function() fft.fftn(ms.ones(4, 4, 2), { dim = { 1, -2 } }) end, "fft.fftn: option 'dim' names dimension 1 twice" },
-      { function() fft.fftn(ms.ones(4, 4, 2), { dim = { 1 }, s = { 2, 2 } }) end, "fft.fftn: the number of sizes in option 's' is 2, expected that of dimensions, 1" },
+      { function() fft.fftn(ms.ones(4, 4, 2), { dim = { 1 }, s = { 2, 2 } }) end, "fft.fftn: the length of option 's' is 2, expected the length of option 'dim', 1" },
       { function() fft.fft(ms.ones(0, 2)) end, "fft.fft: dimension 1 of [0, 2] has no elements" },
       { function() return fft.fft3 end, "unknown name in fft: 'fft3'; did you mean 'fft" },
     }

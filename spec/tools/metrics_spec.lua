@@ -137,7 +137,7 @@ describe("metrics", function()
     refuses("Mean: load_state_dict: 3 sums, expected 2", function()
       metrics.Mean():load_state_dict { sums = { 1, 2, 3 }, updates = 1 }
     end)
-    refuses("R2: predictions have shape [2], targets [2, 1]; expected one shape", function()
+    refuses("R2: predictions have shape [2], targets have shape [2, 1]; expected equal shapes", function()
       metrics.R2():update(ms.ones(2), ms.ones(2, 1))
     end)
   end)

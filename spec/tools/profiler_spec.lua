@@ -494,7 +494,7 @@ describe("a profile with a schedule", function()
     local actions = { [0] = "none", "record", "none", "record", "record_and_save" }
     local warnings, list = ms.catch_warnings(recorded, function(k) return actions[k] or "none" end, 6)
     assert.same({ "4 5" }, list)
-    assert.same({ "profiler.profile: the schedule gave 'record' and then 'none': that recording is dropped; end it by "
+    assert.same({ "profiler.profile: the schedule returned 'record' and then 'none', so the recording is dropped; its last step needs "
       .. "'record_and_save'" }, warnings)
   end)
 

@@ -46,7 +46,7 @@ local function one_series(s, who)
     for k = 1, #y do x[k] = k end
   else
     x = numbers(s.x, who .. ": 'x'")
-    if #x ~= #y then errors.raise("%s: the length of 'x' is %d, but that of 'y' %d", who, #x, #y) end
+    if #x ~= #y then errors.raise("%s: the length of 'x' is %d, but the length of 'y' is %d", who, #x, #y) end
   end
   if s.label ~= nil then opts.expect(s.label, opts.string, "%s: 'label'", who) end
   return { x = x, y = y, label = s.label }
@@ -239,7 +239,7 @@ function M.images(list, given)
   local who = "plot.images"
   local o = opts(who, given, { title = opts.string, labels = opts.table, columns = opts.whole_from(1),
     width = opts.option(opts.whole_from(160), 640), height = opts.option(opts.whole_from(120), 360) })
-  if not opts.is_plain(list) or #list == 0 then opts.wrong(list, "a list of tensors", "%s: argument 1", who) end
+  if not opts.is_plain(list) or #list == 0 then opts.wrong(list, "a list of at least one tensor", "%s: argument 1", who) end
   names(o.labels, #list, who .. ": option 'labels'")
   local drawn = {}
   for k, t in ipairs(list) do

@@ -147,7 +147,7 @@ local function each_average(who, model, objects, fn)
       end
       for k, p in ipairs(ema._params) do
         if not names[p] then
-          errors.raise("%s: option 'state': '%s': its parameter %d is not one of the model", who, entry, k)
+          errors.raise("%s: option 'state': '%s': parameter %d of the averages is not a parameter of the model", who, entry, k)
         end
         fn(("state.%s.%s"):format(entry, names[p]), p, ema._averages[k])
       end

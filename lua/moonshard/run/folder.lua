@@ -316,7 +316,7 @@ local function supersede(self, object)
   end
   if not moved[1] then return false end
   local ok, err = set_aside(self, path, keep, table.concat(moved))
-  if not ok then log.warn_once(("run: lines of step %d stay in '%s': %s"):format(object.step, path, err)) end
+  if not ok then log.warn_once(("run: cannot move lines of step %d from '%s' to superseded.jsonl: %s"):format(object.step, path, err)) end
   if not ok then return false end
   again.count = again.count - #moved
   self.line:text(table.concat(kept))

@@ -320,7 +320,7 @@ local function check_peak(self)
   local steps, seconds = self.step - self.first, lib.ms_time() - self.began
   if not self.peak or self.flops * steps / seconds <= self.peak then return end
   warned(self, ("the MFU is above 1: this machine was busy when its rate of matrix products was measured (%.3g "
-    .. "FLOP/s); the next run measures it again"):format(self.peak))
+    .. "FLOP/s), or option 'flops' is too large; the next run measures the rate again"):format(self.peak))
   self.forget_peak()
 end
 

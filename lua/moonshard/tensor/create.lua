@@ -308,7 +308,7 @@ function M.tensor(value, given)
       return
     end
     if type(v) ~= "table" or is_tensor(v) then
-      errors.raise("tensor: an element is %s where a list of %d was expected", errors.kind(v), sizes[d])
+      errors.raise("tensor: an element is %s where a list of length %d was expected", errors.kind(v), sizes[d])
     end
     local n = 0
     for k in next, v do

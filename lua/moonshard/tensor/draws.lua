@@ -90,7 +90,7 @@ function M.normal(mean, std, sizes, given)
   return scope.run("normal", function()
     if not is_tensor(mean) and not is_tensor(std) then
       if type(sizes) ~= "number" and not opts.is_plain(sizes) then
-        opts.wrong(sizes, "sizes, as mean and deviation are numbers", "normal: argument 3")
+        opts.wrong(sizes, "sizes, because mean and standard deviation are numbers", "normal: argument 3")
       end
       return methods.normal_(create.empty(sizes, opts("normal", given, { dtype = opts.string, device = opts.string })),
         mean, std)

@@ -84,7 +84,7 @@ local function check_ids(entry, t, d, axis, whole)
   local n = #entry.shape
   for k = 1, n do
     if entry.shape[k] ~= t.shape[d + k - 1] then
-      errors.raise("index: the mask has shape %s, but the tensor has shape %s from dimension %d on",
+      errors.raise("index: the mask has shape %s, expected the sizes of the tensor, %s, from dimension %d on",
         tostring(entry.shape), tostring(whole), axis)
     end
   end
@@ -245,7 +245,7 @@ local function fitting(v, shape)
     fits = fits and (v.shape[k] == 1 or (k > lead and v.shape[k] == size[k - lead]))
   end
   if not fits then
-    errors.raise("index: the value has shape %s, which does not broadcast to the part's shape %s", tostring(v.shape),
+    errors.raise("index: the value has shape %s, which does not broadcast to the shape of the indexed part, %s", tostring(v.shape),
       tostring(size))
   end
   for _ = 1, lead do v = methods.select(v, 1, 1) end
@@ -298,7 +298,7 @@ function methods._set_part(t, key, v) scope.run("index", write, t, key, v) end
 
 local function index_put(who, t, key, v, given)
   local accumulate = opts(who, given, { accumulate = false }).accumulate
-  if not opts.is_plain(key) or #key == 0 then opts.wrong(key, "a list of tensors", "%s: argument 1", who) end
+  if not opts.is_plain(key) or #key == 0 then opts.wrong(key, "a list of at least one tensor", "%s: argument 1", who) end
   for k = 1, #key do opts.expect(key[k], tensor.a_tensor, "%s: positions of dimension %d", who, k) end
   scope.run(who, write, t, key, v, accumulate)
   return t

@@ -9,7 +9,7 @@ local getmetatable, setmetatable, rawget, type, ipairs = getmetatable, setmetata
 
 ---@class Tensor                 fields and operators: core/types.lua
 local Tensor = class.new "Tensor"
-methods.refuse_call(Tensor, "a tensor cannot be called; its rows are `for i = 1, t:size(1) do local row = t[i]`")
+methods.refuse_call(Tensor, "a tensor cannot be called; for its rows write `for i = 1, t:size(1) do local row = t[i]`")
 
 -- The metatables of tensors: the plain class and all classes that extend it.
 local classes = { [Tensor] = Tensor }
@@ -71,7 +71,7 @@ local function inner(t)
   end
   local list = fn(t)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then
-    errors.raise("%s: inner_tensors() returned %s, expected a list of tensors", class_name(t), errors.kind(list))
+    errors.raise("%s: inner_tensors() returned %s, expected a list of at least one tensor", class_name(t), errors.kind(list))
   end
   for k = 1, #list do
     if not is_tensor(list[k]) then

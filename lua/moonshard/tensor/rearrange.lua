@@ -108,7 +108,7 @@ end
 function methods.movedim(t, source, destination)
   local from, to = dimensions(t, "movedim", source), dimensions(t, "movedim", destination)
   if #from ~= #to then
-    errors.raise("movedim: the number of dimensions is %d and that of places %d, expected equal numbers", #from, #to)
+    errors.raise("movedim: the number of source dimensions is %d and that of destination dimensions %d, expected equal numbers", #from, #to)
   end
   local order, moved, n = {}, {}, #t.shape
   for k, d in ipairs(from) do order[to[k]], moved[d] = d, true end

@@ -356,7 +356,7 @@ local r2 = define("R2", {}, function() return 4 end, function(_, sums, predictio
   opts.expect(predictions, a_tensor, "R2: predictions")
   opts.expect(targets, a_tensor, "R2: targets")
   if predictions.shape ~= targets.shape then
-    raise("R2: predictions have shape %s, targets %s; expected one shape", tostring(predictions.shape),
+    raise("R2: predictions have shape %s, targets have shape %s; expected equal shapes", tostring(predictions.shape),
       tostring(targets.shape))
   end
   local y, difference = targets:double(), targets:double() - predictions:double()

@@ -46,7 +46,7 @@ local function look(self)
   elseif self._profile and not wanted then              -- PyTorch warns and drops it, too
     self._profile:stop()
     self._profile = nil
-    log.warn(("profiler.profile: the schedule gave 'record' and then '%s': that recording is dropped; end it by "
+    log.warn(("profiler.profile: the schedule returned 'record' and then '%s', so the recording is dropped; its last step needs "
       .. "'record_and_save'"):format(self._action))
   end
 end

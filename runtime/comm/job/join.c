@@ -158,10 +158,10 @@ static bool check_peers(int64_t since, int64_t now, bool report)
         // Until the limit has passed, a peer that looks idle may be between two engine calls: say nothing about it yet.
         undecided |= look != PEER_BUSY && !late;
         if (look == PEER_BUSY)
-            append_peer(working, sizeof working, p, "has not joined yet, but computes, reads or writes");
+            append_peer(working, sizeof working, p, "has not called dist.init yet, but computes, reads or writes");
         else if (late)
             append_peer(culprits, sizeof culprits, p,
-                        look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
+                        look == PEER_STOPPED ? "is stopped" : "has not called dist.init and makes no engine call");
     }
     // A launcher starts all ranks of a node at once, so one that was not seen for so long had ended before this rank
     // looked.
@@ -170,7 +170,8 @@ static bool check_peers(int64_t since, int64_t now, bool report)
         if (undecided && !working[0]) return false;
         if (report && reports())
             fprintf(stderr, "rank %d: dist.init has waited %.0f s: %s\n", my_rank, waited,
-                    working[0] ? working : "the ranks of this node have joined, MPI has not started yet");
+                    working[0] ? working
+                               : "the ranks seen on this node have called dist.init, but MPI has not started");
         return report;
     }
     if (reports()) {

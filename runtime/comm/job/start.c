@@ -245,7 +245,7 @@ static ms_status join(const ms_launch *launch)
     // Fail here: otherwise each process would train alone.
     if (*launch->name && launch->world > w->size)
         return ms__fail(MS_ECOMM,
-                        "dist.init: %s started %d ranks, but only %d joined over '%s'; use the launcher of the MPI "
+                        "dist.init: %s started %d ranks, but only %d connected over '%s'; use the launcher of the MPI "
                         "library that the plugin was built with",
                         launch->name, (int)launch->world, w->size, w->transport->name);
     if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks; at most 1024 are supported", w->size);

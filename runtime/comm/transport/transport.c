@@ -56,10 +56,11 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
     const struct row *row = row_of(name, launch->name);
     if (!row) {
         if (!name)
-            return ms__fail(MS_EUNSUPPORTED,
-                            "dist.init: %s started this process as rank %d of %d, but ranks meet over MPI; use mpirun "
-                            "or srun",
-                            launch->name, (int)launch->rank, (int)launch->world);
+            return ms__fail(
+                MS_EUNSUPPORTED,
+                "dist.init: %s started this process as rank %d of %d, but ranks connect over MPI; use mpirun "
+                "or srun",
+                launch->name, (int)launch->rank, (int)launch->world);
         char names[200] = "'auto'";
         for (int k = 0; k < MS_COUNT(transports); k++) ms__append(names, sizeof names, ", '%s'", transports[k].name);
         return ms__fail(MS_EINVAL, "dist.init: backend '%s' is unknown, expected one of %s", name, names);

@@ -87,8 +87,9 @@ static ms_status keep_partial(reduction *r)
     if (u->gradients.partial && !same_present(u, r))
         return ms__fail(
             MS_ESTATE,
-            "fsdp: unit '%s': the earlier backwards without all-reduce gave gradients to other parameters than "
-            "this one (%d and %d of them); all backwards up to the one with all-reduce must reach the same parameters",
+            "fsdp: unit '%s': the earlier backwards without all-reduce and this one gave gradients to different "
+            "parameters (%d and %d of them); all backwards up to the one with all-reduce must reach the same "
+            "parameters",
             u->name, u->gradients.n_partial, r->n);
     if (u->gradients.partial) {
         MS_TRY(ms__add_to(u->gradients.partial, r->out));
@@ -311,8 +312,9 @@ static ms_status add_partial(unit *u, reduction *r)
     if (!same_present(u, r))
         return ms__fail(
             MS_ESTATE,
-            "fsdp: unit '%s': the earlier backwards without all-reduce gave gradients to other parameters than "
-            "this one (%d and %d of them); all backwards up to the one with all-reduce must reach the same parameters",
+            "fsdp: unit '%s': the earlier backwards without all-reduce and this one gave gradients to different "
+            "parameters (%d and %d of them); all backwards up to the one with all-reduce must reach the same "
+            "parameters",
             u->name, u->gradients.n_partial, r->n);
     MS_TRY(ms_work_wait(r->work));
     MS_TRY(ms__add_to(r->out, u->gradients.partial));

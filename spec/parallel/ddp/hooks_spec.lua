@@ -277,7 +277,7 @@ for _, world in ipairs { 3, 4 } do
       check(expected(function(step) return step % 4 == 0 and world or world == 4 and step % 2 == 0 and 2 or 1 end),
         (steps(hooks.HierarchicalModelAverager { period_group_size = levels })))
       assert.equal(1, #(ms.catch_warnings(hooks.PeriodicModelAverager, { period = 1 })))
-      assert.matches("expected the number of ranks, " .. world, message(hooks.HierarchicalModelAverager,
+      assert.matches("expected the number of all ranks, " .. world, message(hooks.HierarchicalModelAverager,
         { period_group_size = { [2] = 7 * world } }))
       assert.matches("is empty", message(hooks.HierarchicalModelAverager, { period_group_size = {} }))
       assert.matches("'period'", message(hooks.PeriodicModelAverager, { period = 0 }))

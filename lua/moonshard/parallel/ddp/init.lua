@@ -126,7 +126,7 @@ function DDP:init(m, given)
     end
   end
   if #params == 0 and not delayed then
-    if sharded then raise("DDP: parameter '%s' is already sharded, so no parameter is left for DDP to reduce", sharded) end
+    if sharded then raise("DDP: parameter '%s' is already sharded, and there is no other parameter for DDP to reduce", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
   local replicated = { unpack(all) }

@@ -212,7 +212,7 @@ function M.HierarchicalModelAverager(given)
     end
   end
   if levels[#levels].size ~= world then
-    raise("%s: the group size of the longest period, %d, is %d, expected the number of ranks, %d", who, levels[#levels].period,
+    raise("%s: the groups of the longest period, %d steps, have %d ranks, expected the number of all ranks, %d", who, levels[#levels].period,
       levels[#levels].size, world)
   end
   for _, level in ipairs(levels) do

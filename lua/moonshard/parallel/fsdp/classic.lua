@@ -93,7 +93,7 @@ local function managed(m, ignored_modules, ignored_params)
       if p ~= nil and not seen[p] and not ignored_params[p] then
         seen[p] = true
         if rawget(p, "_unit") then
-          raise("FSDP: parameter '%s' is shared with a module that is already wrapped; wrap a module that contains both", prefix .. name)
+          raise("FSDP: parameter '%s' is shared with a module that is already wrapped; wrap one module that contains both modules", prefix .. name)
         end
         params[#params + 1], names[#names + 1] = p, prefix .. name
       end

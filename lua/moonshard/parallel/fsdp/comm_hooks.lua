@@ -89,10 +89,10 @@ local function define(name, kind, low, output)
     if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end
     fill(by_hand, entry, state)
     if output == false and out ~= nil then
-      raise("%s: got an output; use reduce_scatter_hook for sharded gradients", name)
+      raise("%s: argument 3, the output, is given, expected nil; use reduce_scatter_hook for sharded gradients", name)
     end
     if output and out == nil then
-      raise("%s: got no output; use allreduce_hook for gradients that are not sharded", name)
+      raise("%s: argument 3, the output, is nil, expected a tensor; use allreduce_hook for gradients that are not sharded", name)
     end
     local out_id = out ~= nil and tensor.id_of(out, name, "output") or 0
     if lib.ms_comm_hook_run(by_hand, tensor.id_of(grad, name, "grad"), out_id) ~= 0 then errors.fail(grad, out) end

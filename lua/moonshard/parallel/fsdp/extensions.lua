@@ -146,7 +146,7 @@ local function first_gather(unit, e, x, outputs)
       end
     end
     if not goes then
-      log.warn(who .. " returned a tensor whose memory others use and that is not among the tensors to free: reshard will not free it")
+      log.warn(who .. " returned a tensor that shares memory with other tensors and is not among the tensors to free: reshard will not free it")
     end
   end
   local n = put(freed, who, "tensor to free")

@@ -88,7 +88,7 @@ function M.resolve(o, quiet)
     local pair = hybrid_groups(dist, o, strategy)
     local shard, replicate = pair[1], pair[2]
     if dist.world_size(shard) == 1 then
-      warn(("FSDP is switching to use `NO_SHARD` instead of %s since the world size is 1."):format(strategy))
+      warn(("FSDP is switching to use `NO_SHARD` instead of %s since the shard group has one rank."):format(strategy))
       strategy = "no_shard"
     end
     return { strategy = strategy, group = shard, replicate = dist.world_size(replicate) > 1 and replicate or nil,

@@ -24,7 +24,7 @@ local function pairs_of(who, x)
   opts.expect(x, a_tensor, "%s: argument", who)
   local n = #x.shape
   if n < 2 or x.shape[n] ~= 2 then
-    errors.raise("%s: argument has shape %s, expected complex numbers: pairs in a last dimension of 2, as ms.fft.complex makes them",
+    errors.raise("%s: argument has shape %s, expected complex numbers: pairs (real, imaginary) in a last dimension of size 2, as ms.fft.complex makes them",
       who, tostring(x.shape))
   end
   return n - 1
@@ -166,7 +166,7 @@ local function over(who, spec, count, fn)
       for d = first + 1, n do dims[#dims + 1] = d end
     end
     if #dims == 0 then errors.raise("%s: there is no dimension to transform, expected at least 1: option 'dim' or 's' is empty", who) end
-    if o.s and #o.s ~= #dims then errors.raise("%s: the number of sizes in option 's' is %d, expected that of dimensions, %d", who, #o.s, #dims) end
+    if o.s and #o.s ~= #dims then errors.raise("%s: the length of option 's' is %d, expected the length of option 'dim', %d", who, #o.s, #dims) end
     for _, d in ipairs(dims) do
       if seen[d] then errors.raise("%s: option 'dim' names dimension %d twice", who, d) end
       seen[d] = true

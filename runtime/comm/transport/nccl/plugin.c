@@ -30,8 +30,7 @@ static const ms_transport *load_mpi(char *text, size_t n)
     }
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const ms_transport *t = lib ? dlsym(lib, MS_TRANSPORT_SYMBOL) : NULL;
-    if (!lib)
-        snprintf(text, n, "backend 'nccl' lets ranks meet over MPI, whose plugin cannot be loaded: %s", dlerror());
+    if (!lib) snprintf(text, n, "backend 'nccl' connects ranks over MPI, whose plugin cannot be loaded: %s", dlerror());
     else if (!t || t->version != MS_TRANSPORT_VERSION)
         snprintf(text, n, "%s and the plugin of backend 'nccl' are of different builds", path);
     else return t;

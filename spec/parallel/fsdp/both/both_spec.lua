@@ -36,7 +36,7 @@ for world = 1, 3 do
       local tied = net()
       tied[2][1].weight = tied[1].weight
       tied[1] = quietly(fsdp.FSDP, tied[1])
-      raises("FSDP: parameter '2.1.weight' is shared with a module that is already wrapped; wrap a module that contains both", fsdp.FSDP, tied)
+      raises("FSDP: parameter '2.1.weight' is shared with a module that is already wrapped; wrap one module that contains both modules", fsdp.FSDP, tied)
     end)
 
     it("train as the message suggests, with ignored fully_shard modules", function(rank)

@@ -262,7 +262,7 @@ ranks.describe(2, "all-gather extensions", function()
         model:reshard()
       end)
       assert.same(case[1] == 1
-        and { "fsdp_post_all_gather of 'weight' returned a tensor whose memory others use and that is not among the tensors to free: "
+        and { "fsdp_post_all_gather of 'weight' returned a tensor that shares memory with other tensors and is not among the tensors to free: "
         .. "reshard will not free it" } or {}, warnings)
       assert.equal(case[1] == 1, (pcall(whole.sum, whole)))
     end
