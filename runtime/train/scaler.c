@@ -157,7 +157,8 @@ ms_status ms_capture_unless_end(void)
     w->between = c->n_work - w->before;
     w->end = ms__capture_mark(c);
     if (ms__rng_offset() != w->offset)
-        return ms__capture_refuse("the optimizer's step draws random numbers, and a gradient scaler may skip it");
+        return ms__capture_refuse(
+            "the optimizer's step draws random numbers, but a gradient scaler may skip the step; do not capture it");
     return MS_OK;
 }
 

@@ -401,7 +401,7 @@ describe("a disturbed job #mpi #timed", function()
         local begun = ms.time()
         if dist.rank() == 1 then ]] .. work .. " end")
       assert.are.equal(0, job.code, work .. ": " .. job.stderr)
-      assert.matches("rank 0: the end of the script has waited 1 s: rank 1 %(process %d+%) computes, reads or writes\n", job.stderr)
+      assert.matches("rank 0: has waited 1 s at the end of the script: rank 1 %(process %d+%) computes, reads or writes\n", job.stderr)
     end
   end)
 

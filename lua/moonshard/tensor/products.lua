@@ -364,7 +364,8 @@ local function check_sizes(operands)
     for k, label in ipairs(operand.labels) do
       local size = operand.t.shape[k]
       if sizes[label] and sizes[label] ~= size and sizes[label] ~= 1 and size ~= 1 then
-        errors.raise("einsum: label '%s' has sizes %d and %d, expected equal sizes", label, sizes[label], size)
+        errors.raise("einsum: %s has sizes %d and %d, expected equal sizes",
+          type(label) == "number" and "a dimension of '...'" or ("label '%s'"):format(label), sizes[label], size)
       end
       if not sizes[label] or sizes[label] == 1 then sizes[label] = size end
     end

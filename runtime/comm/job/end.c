@@ -212,7 +212,7 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
     }
     if (!culprits[0]) {
         if (!report || !working[0]) return false;
-        fprintf(stderr, "rank %d: the end of the script has waited %.0f s: %s\n", ms__world.rank, waited, working);
+        fprintf(stderr, "rank %d: has waited %.0f s at the end of the script: %s\n", ms__world.rank, waited, working);
         return true;
     }
     set_state(RANK_RAISED);

@@ -71,7 +71,7 @@ ranks.describe(2, "DDP #mpi", function()
     local two = nn.Linear(2, 2, { bias = false })
     two.weight = nn.Parameter(Two(ms.ones(2, 2), ms.ones(2, 2)))
     assert.truthy(message(nn.DDP,
-      two):find("^DDP: parameter 'weight' is a .*; gradients of tensor classes are not reduced"))
+      two):find("^DDP: parameter 'weight' is a .*, expected a plain tensor; DDP does not reduce gradients of tensor classes"))
     dist.barrier()
   end)
 

@@ -117,7 +117,7 @@ function DDP:init(m, given)
     if as_they_are[p] then ignored[name], sharded = true, sharded or name end
     if not ignored[name] then
       if p.id < 0 then
-        raise("DDP: parameter '%s' is a %s; gradients of tensor classes are not reduced", name, p:class_name())
+        raise("DDP: parameter '%s' is a %s, expected a plain tensor; DDP does not reduce gradients of tensor classes", name, p:class_name())
       end
       all[#all + 1] = p
       if p.requires_grad and not (delayed and delayed.has[p]) then params[#params + 1], names[#names + 1] = p, name end

@@ -149,7 +149,7 @@ function M.same(reported, what)
   for rank, value in sorted_pairs(reported) do
     if not first_rank then first_rank, first = rank, value end
     if value ~= first then
-      errors.raise("%s: rank %d %s; rank %d %s", what, first_rank, first == "" and "none" or first, rank,
+      errors.raise("%s: rank %d: %s; rank %d: %s", what, first_rank, first == "" and "none" or first, rank,
         value == "" and "none" or value)
     end
   end

@@ -211,7 +211,7 @@ local function with_alike(name, gives_self)
   methods[name] = function(t, u, ...)
     if is_whole(t) then
       if M.is_sharded(u) and not is_whole(u) then
-        errors.raise("%s: the other tensor is sharded, but this parameter is gathered at the moment; use to_local() or full_tensor()",
+        errors.raise("%s: argument 1 is sharded, but this parameter is gathered at the moment; pass full_tensor() of argument 1, or use to_local() of both",
           name)
       end
       return base[name](t, u, ...)

@@ -320,7 +320,7 @@ for world = 1, 4 do
       end
       if world > 1 then
         local text = message(fsdp.optim_state_dict, model, optim, { type = rank == 0 and "full" or "local" })
-        assert.equal("optim_state_dict: ranks ask for different types: rank 0 full; rank 1 local", text)
+        assert.equal("optim_state_dict: ranks ask for different types: rank 0: full; rank 1: local", text)
       end
       assert.equal(before, kinds.contents(model, optim))
     end)

@@ -250,9 +250,9 @@ for world = 1, 4 do
           local other = pieces == "rows" and quietly(fsdp.FSDP, nn.Linear(4, 6)) or model
           local _, text = pcall(fsdp.load_state_dict, other, mixed)
           assert.truthy(text:find(
-            "ranks differ in the parameters that are given with a different sharding: rank 0 bias, weight; rank 1 none",
+            "ranks differ in the parameters that are given with a different sharding: rank 0: bias, weight; rank 1: none",
             1, true)
-            or text:find("rank 0 weight, bias; rank 1 none", 1, true), text)
+            or text:find("rank 0: weight, bias; rank 1: none", 1, true), text)
         end
         equal_states(before, fsdp.state_dict(model))
       end
