@@ -50,7 +50,7 @@ enum { MS_VERSION = 1, MS_MAX_DIMS = 8, MS_MAX_IN = 64, MS_MAX_OUT = 64, MS_MAX_
 // ---- engine -----------------------------------------------------------------------------------
 
 // State that Lua reads without a call. One struct per process. Lua may write interrupted, gc_wanted and memory_module;
-// the engine writes the other fields.
+// only the engine writes the other fields.
 typedef struct {
     int32_t scope;        // innermost open scope; 0: none (tensors made now are unscoped)
     int32_t grad_mode;    // 1: operators record the graph; use ms_set_grad_mode
@@ -230,7 +230,7 @@ MS_API void ms_owner_release(ms_owner *o);         // the finalizer: releases th
 // ---- operators --------------------------------------------------------------------------------
 
 // Arguments of an operator call. The caller owns the struct and may reuse it; the engine reads n_in, n_i and n_f and
-// that many entries, and writes out[].
+// that many entries, and writes n_out and out[].
 typedef struct {
     int32_t n_in, n_out, n_i, n_f;
     ms_id in[64];
@@ -321,13 +321,13 @@ typedef struct {
 //   randint_                                    i: place?; f: low, high (exclusive)
 //   trunc_normal_                               i: place?; f: mean, std, low, high
 //   gamma_draw poisson_draw                     i: place, logarithm, size... (of the leading dimensions)
-// add_layer_norm, add_rms_norm: of the sum of in[0] and in[1]; out[1] is the sum.
-// max_pool, avg_pool: over the last `dims` dimensions; mode 0, 1: size... is kernels, strides, paddings and dilations,
-// and the output's size is rounded down, up; mode 2: size... is the output's.
+// add_layer_norm, add_rms_norm: normalize the sum of in[0] and in[1]; out[1] is that sum.
+// max_pool, avg_pool: over the last `dims` dimensions; mode 0 or 1: size... is kernels, strides, paddings, dilations,
+// and the output's size is rounded down (0) or up (1); mode 2: size... is the output's size.
 // stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.
 // rows: the number of rows that linear_cross_entropy processes at a time.
-// doubled, halved: whether elements whose conjugates are left out are multiplied by 2, by 1/2.
-// place: the position of t's first element in a larger tensor, so that a shard gets the same numbers as the whole.
+// doubled, halved: whether elements whose conjugates are left out are multiplied by 2 (doubled) or by 1/2 (halved).
+// place: where the tensor's first element is in a larger tensor, so that a shard gets the same numbers as the whole.
 
 MS_API int ms_op_find(const char *name);  // -1 if there is no such operator
 MS_API int ms_op_count(void);             // operators are numbered from 0
@@ -554,7 +554,7 @@ MS_API ms_status ms_unit_unsummon(double unit, int writeback);
 // 0 in the unit's forward, between ms_unit_summon and ms_unit_unsummon, and in its root's backward.
 MS_API int ms_unit_is_idle(double unit);
 // Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins. n 0: those that
-// come next, in the order of the latest forward (backward 0) or in the reverse of this forward's order (1).
+// come next: in a forward by the order of the latest complete one; in a backward by the reverse order of its forward.
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
 // To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
 // the order of the latest forward, in the background. Collective.
