@@ -136,7 +136,7 @@ typedef struct {
 // all its records. The pointers may be NULL.
 MS_API double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory_record *out, double room);
 MS_API const char *ms_memory_kind_name(int kind);  // "parameters" ...
-MS_API void ms_empty_cache(void);                  // returns unused reserved memory to the system
+MS_API void ms_empty_cache(void);                  // returns unused reserved memory to the system or driver
 MS_API void ms_set_memory_limit(double bytes);     // allocations beyond it fail with MS_ENOMEM; 0: no limit
 MS_API void ms_set_gc_limit(double bytes);         // soft limit: growth of memory between garbage collections
 

@@ -237,7 +237,7 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
     const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;
     bool unreduced = before && before->unreduced && ms__has_shape(g, before->ndim, before->shape) &&
                      g->dtype == before->dtype && ms__device(g) == ms__device(before);
-    if (unreduced) {  // replaces an earlier gradient of the whole parameter (shard/views/classic.c)
+    if (unreduced) {  // g replaces an unreduced gradient of the whole parameter (shard/views/classic.c)
         g->unreduced = true;
     } else if (g->dtype != t->dtype || !ms__has_shape(g, t->ndim, t->shape) || ms__device(g) != ms__device(t))
         return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal",

@@ -118,7 +118,7 @@ ms_status ms__flights_check(void)
 {
     enum { MS = 1000000 };
     static int64_t looked, last_call, since;  // since: when this rank's GPU was first seen waiting; 0: it was not
-    static uint64_t number;                   // of the oldest collective at the latest check
+    static uint64_t number;                   // number of the oldest collective at the latest check
     static const ms_group *group;
     if (MS_LIKELY(!first)) return MS_OK;
     int64_t now = ms__now_ns();

@@ -7,7 +7,7 @@
 #include "comm/internal.h"
 
 // ---- comm/gpu.c ----
-typedef struct {  // an arena, from 1 (0: no bytes), and the offset in it
+typedef struct {  // number of an arena, from 1 (0: no bytes), and the offset in that arena
     uint32_t arena;
     uint64_t at;
 } ms_gpu_place;

@@ -290,7 +290,7 @@ void ms__comm_clean(bool leaving);
 typedef struct {
     uint64_t calls, bytes, run;
     int64_t at;
-} ms_progress;  // calls: of the engine; bytes: read and written; run: ns on a processor; at: time of the last progress
+} ms_progress;  // engine calls begun, bytes read and written, ns run on a processor, time of the last progress
 typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
 extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);

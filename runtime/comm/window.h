@@ -6,12 +6,12 @@
 #include <stddef.h>
 
 typedef struct {
-    size_t bytes;  // of a block that are moved in a round: a multiple of 64
-    int blocks;    // of a member that are moved in a round
+    size_t bytes;  // bytes of a block that a round moves: a multiple of 64
+    int blocks;    // blocks of a member that a round moves
 } ms_slice;
 
-// The largest slice that fits: `window` bytes get the slices of `members` members, each of `bytes` bytes of up to
-// `blocks` blocks. With many members of many blocks, a round moves only some blocks of each. window >= 64 * members.
+// The largest slice for which a window of `window` bytes holds the slices of `members` members with `blocks` blocks
+// each. With many members and blocks, a round moves only some blocks of each member. window >= 64 * members.
 static inline ms_slice ms__slice(size_t window, int blocks, int members)
 {
     size_t room = window / (size_t)members, bytes = room / (size_t)blocks & ~(size_t)63;

@@ -188,8 +188,8 @@ void ms__capture_wait(int number)
     if (block) *block = number;
 }
 
-// Waits for everything that the repetition has queued, also after a failure: peers use the memory of collectives in
-// flight.
+// Waits for the events of all work that the repetition has queued, also after a failure: peers use the memory of
+// collectives in flight.
 static ms_status settle(ms_captured *c, ms_status st)
 {
     char text[2048] = "";

@@ -59,7 +59,7 @@ static bool is_kept(const void *base)
 }
 
 // Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
-// their own. Parts of chunks are kept. Fails if the GPU cannot end its work.
+// their own. Parts of chunks, and memory that peers have mapped, are kept. Fails if the GPU cannot end its work.
 static ms_status empty_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();

@@ -56,7 +56,7 @@ void ms__event_hold(ms_pending *e);
 void ms__event_unhold(ms_pending *e);
 void ms__stream_reap(void);         // retires the records that have finished
 ms_status ms__streams_drain(void);  // waits until every record has run
-void ms__streams_join(void);        // retires all records that have run, after ms__event_join: frees their memory
+void ms__streams_join(void);        // retires all records that have run, after ms__event_join: their memory is freed
 bool ms__stream_cancelled(void);    // the process is ending: waits must stop
 
 // Hooks for collectives: comm/error.c sets them when the library is loaded.

@@ -36,7 +36,7 @@ typedef struct ms_call {
 enum { MS_PREPARED = 320 };
 typedef struct ms_prepared {
     ms_status (*run)(void *args);
-    size_t bytes;  // of args that are used
+    size_t bytes;  // number of bytes of args that are used
     int64_t args[MS_PREPARED / 8];
 } ms_prepared;
 
