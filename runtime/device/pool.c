@@ -216,8 +216,8 @@ static void empty_cache(void)
 static ms_block *alloc_slow(int c, size_t size, bool retried)
 {
     if (!pool.top) {
-        // In a job of several ranks the first arena is shared, so that peers can read in place even tensors that were
-        // made before dist.init.
+        // If there may be peers on this node, the first arena is shared, so that they can read in place even tensors
+        // that were made before dist.init.
         ms_launch launch;
         ms_launcher(&launch);
         bool beside = launch.local_world != 1;
