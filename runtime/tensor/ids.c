@@ -2,9 +2,9 @@
 // tensor/ids.c -- ids of tensors (slot and generation), and the scopes that release them.
 //
 // A slot holds one reference to its tensor. Releasing an id drops that reference and increments the slot's generation,
-// so a released id is never valid again; a slot whose generations are used up is retired. A ring records the ids
-// released most recently, so that an error about a released tensor names the operator that made it and the scope that
-// released it.
+// so a released id is never valid again; a slot whose generations are used up is retired. A ring records the ids that
+// scripts and scopes released most recently, so that an error about a released tensor names the operator that made it
+// and the scope that released it.
 #include <stdio.h>
 
 #include "tensor/tensor.h"

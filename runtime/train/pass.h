@@ -30,7 +30,7 @@ typedef struct ms_pass {
     struct ms_pass *next;      // an earlier pass of the same captured step
 } ms_pass;
 
-// Adds a step to the captured step, which owns both lists from now on. NULL: there is no memory, or no leaf.
+// Adds a step to the captured step, which owns both lists from now on. Returns NULL if there is no memory or no leaf.
 ms_pass *ms__pass_add(ms_captured *c, int n_jobs, ms_optim_job *jobs, int n_stepped, ms_stepped *stepped);
 bool ms__pass_is_on(const ms_pass *p, int device);  // whether all its jobs are on the device
 // Compares the leaves of two steps.

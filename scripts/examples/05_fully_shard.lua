@@ -13,7 +13,7 @@ local function say(...) if rank == 0 then print(...) end end
 ms.manual_seed(1)                                       -- the same weights on every rank
 local model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
--- Each unit is gathered just before it computes and resharded afterwards; the other parameters belong to the root.
+-- The third layer is a unit: gathered just before it computes, resharded afterwards. The root has the other parameters.
 fsdp.fully_shard(model[3])
 fsdp.fully_shard(model)
 local p = model[3].weight

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // nccl.cpp -- a stand-in for NCCL, for the emulated GPU: libnccl_standin.so.2. Its ranks are processes of one machine;
-// each copies what it sends to memory that all of them map, in the order of its stream, and reads there what it gets.
+// each copies what it sends to memory that all of them map, in the order of its stream, and reads what its peers sent.
 //
 // It refuses what the library refuses, with the same result, and knows only non-blocking communicators. It is stricter
 // in these points: tensors must be memory of the emulated GPU; the process ends if ranks queue operations that do not
