@@ -9,7 +9,7 @@
 // One forward of a module.
 typedef struct {
     unit *unit;
-    int64_t use, pass;  // pass: equal for modules that share a gather and a reduction
+    int64_t use, pass;  // use: this forward's number; pass: equal for modules that share a gather and a reduction
     bool done;          // its backward has run
     bool regional;      // the module ran in an activation checkpoint that has not been recomputed yet
 } order_entry;

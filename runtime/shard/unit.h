@@ -28,14 +28,14 @@ typedef struct unit_param {
     ms_tensor *saved;                // the landed gradient, while grad holds an unreduced one (views/classic.c)
     int dim;                         // the dimension that is divided; always the first with layout `flat`
     int64_t outer, rows, row_numel;  // products of the sizes before dim, of dim and after dim (flat: 1, numel, 1)
-    int64_t chunk;                   // rows per rank, ceil(rows / W); flat: each rank's elements of all parameters
+    int64_t chunk;                   // rows per rank, ceil(rows / world); flat: each rank's elements of all parameters
     int64_t first, here;             // this rank's first row and number of rows
     // Byte offsets: in the shard (stored dtype), in its cast and in the gather buffer (both in gather_dtype).
     size_t shard_at, cast_at, whole_at;
     int dtype, gather_dtype;  // stored dtype, gathered dtype
     int ndim;                 // number of dimensions of the whole parameter
     int64_t shape[MS_MAX_DIMS], numel;
-    bool extended;  // has an all-gather extension, which builds the whole: it has no place in the gather buffer
+    bool extended;  // has an all-gather extension, which makes the whole parameter outside of the gather buffer
     uint64_t seen;  // param's version when it last agreed with the shard; another one: the script has changed it since
 } unit_param;
 

@@ -16,9 +16,9 @@
 
 struct ms_tally {
     int references, device;
-    ms_tensor *there;     // ms_tally_counts, or for a scaler a double
-    ms_scale_rule *rule;  // NULL: the tally counts steps
-    bool current;         // of a scaler: the count is that on the GPU; otherwise that of the rule
+    ms_tensor *there;     // on the GPU: ms_tally_counts, or a double for a scaler
+    ms_scale_rule *rule;  // of a scaler; NULL: the tally counts steps
+    bool current;         // for a scaler: the valid count is the one on the GPU; false: the one in *rule
     // For counts of steps. issued: decisions that were queued; known: the counts that have been added to the script's
     // `numbers`; event: is reached after the decisions before number `marked`.
     uint64_t *pinned;

@@ -37,7 +37,7 @@ typedef struct {
 extern ms_null_totals ms__null_totals;
 extern _Thread_local const char *ms__null_op;         // the operator that this thread runs
 extern bool ms__null_watching;                        // whether the bytes of launches are recorded
-ms_null_launch *ms__null_launch(const char *kernel);  // adds one to the list
+ms_null_launch *ms__null_launch(const char *kernel);  // adds a launch to the list
 double ms__null_flops(const char *kernel);            // flops of a launch of the current operator (table.c)
 bool ms__null_on_device(const void *p);
 
