@@ -29,7 +29,7 @@ struct views {
     void (*stay)(unit *u);   // called when the root after forward, or a unit after backward, stays whole; may be NULL
     // Returns a version that counts changes that scripts made to the shard through the parameters. May be NULL.
     uint64_t (*written)(const unit *u);
-    // A unit only stays whole if a backward follows: a forward without a graph reshards it whatever its options say,
+    // A unit stays whole only if a backward follows: a forward without a graph reshards it whatever its options say,
     // and so does the end of a backward that did not reach it.
     bool whole_for_backward;
     bool rewraps;  // an idle unit below a root may get a new root, when modules around it are wrapped again
