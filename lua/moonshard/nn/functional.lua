@@ -23,7 +23,8 @@ local F = {}
 ---@return Tensor  [..., out]
 function F.linear(x, w, b) return ops.linear(x, w, b) end
 
--- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with the flag ACTIVATION.
+-- Adds the activations, which are relu, silu and the other rows of kernels/rows/elementwise.def with the flag
+-- ACTIVATION, and the functions of other files.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
 for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions", "image_functions",
@@ -38,8 +39,8 @@ local approximate = opts.one_of({ "none", "tanh" }, "none")
 
 local gelu_options = { approximate = approximate, recompute = false }
 
---- GELU (Hendrycks & Gimpel 2016): x * Phi(x), where Phi is the normal distribution function; approximate = "tanh":
---- GPT-2's approximation by tanh.
+--- GELU (Hendrycks & Gimpel 2016): x * Phi(x), where Phi is the distribution function of the standard normal
+--- distribution; approximate = "tanh": GPT-2's approximation by tanh.
 ---@param x Tensor  of any shape
 ---@param given? { approximate: "none"|"tanh", recompute: boolean }
 ---   recompute: operators that use the result compute it again from x in backward, bit for bit, instead of keeping it

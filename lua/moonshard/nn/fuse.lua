@@ -39,7 +39,7 @@ local function fused(who, layer, bn, dim)
   end)
 end
 
---- Returns a copy of a convolution that computes what it and a batch norm after it compute in evaluation.
+--- Returns a copy of a convolution that computes what the convolution and a batch norm after it compute in evaluation.
 ---@param conv Module  a convolution, in evaluation mode
 ---@param bn Module  a batch norm with running statistics, in evaluation mode
 ---@param given? { transpose: boolean }  transpose: conv is a transposed convolution (default: according to its class)
@@ -50,7 +50,7 @@ function M.fuse_conv_bn_eval(conv, bn, given)
   return fused("fuse_conv_bn_eval", conv, bn, transposed and 2 or 1)
 end
 
---- Returns a copy of a linear layer that computes what it and a batch norm after it compute in evaluation.
+--- Returns a copy of a linear layer that computes what the layer and a batch norm after it compute in evaluation.
 ---@param linear Module  in evaluation mode
 ---@param bn Module  a batch norm with running statistics, in evaluation mode
 ---@return Module
@@ -67,8 +67,9 @@ local function restore(places, ...)
   return context.results(...)
 end
 
---- Calls a module with other tensors in place of some of its parameters and buffers; gradients flow to these. A shared
---- parameter is replaced under all its names. Errors: unknown names; other shapes; sharded modules.
+--- Calls a module with other tensors in place of some of its parameters and buffers; gradients flow to the given
+--- tensors. A shared parameter is replaced under all its names. Errors: unknown names; other shapes; sharded
+--- parameters.
 ---@param m Module  called with the arguments
 ---@param values table<string, Tensor>  by name; all others are the module's own
 ---@param ... any  arguments of the module

@@ -149,7 +149,7 @@ end
 ---@param given? { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[] }
 ---   stride: distance of windows (default: 1); padding: zeros added on every side (default: 0); dilation: distance of a
 ---   window's elements (default: 1)
----@return Tensor  [N, C KH KW, L] with L windows, row by row
+---@return Tensor  [N, C KH KW, L] or [C KH KW, L] with L windows, row by row
 function M.unfold(x, kernel, given)
   return resampling.unfolded("unfold", x, resampling.columns("unfold", kernel, given))
 end
@@ -161,7 +161,7 @@ end
 ---@param given? { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[] }
 ---   stride: distance of windows (default: 1); padding: zeros that unfold adds on every side (default: 0); dilation:
 ---   distance of a window's elements (default: 1)
----@return Tensor  [N, C, H, W]
+---@return Tensor  [N, C, H, W] or [C, H, W]
 function M.fold(x, size, kernel, given)
   return resampling.folded("fold", x, windows.sizes_of("fold", "argument 2, the image's size,", size, 2, 1),
     resampling.columns("fold", kernel, given))

@@ -185,7 +185,7 @@ end
 local SELU_LIMIT = 1.7580993408473766
 
 --- Dropout that keeps mean 0 and variance 1, for networks with SELU (Klambauer et al. 2017): dropped elements become
---- SELU's limit at -infinity, then all are scaled and shifted; returns x if not training.
+--- SELU's limit at -infinity, then all are scaled and shifted (p = 1: all become 0); returns x if not training.
 ---@param x Tensor  floating point, of any shape
 ---@param p? number  probability of dropping an element (default: 0.5)
 ---@param given? { training: boolean }  training: false: returns x

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Layers that are functions of nn.F with arguments fixed in the constructor: variants of dropout, PixelShuffle; and
+--- Layers that are functions of nn.F with arguments fixed in the constructor (variants of dropout, PixelShuffle), and
 --- Bilinear.
 local functions = require "moonshard.nn.layer_functions"
 local init = require "moonshard.nn.initial".init

@@ -220,7 +220,7 @@ end
 
 local function collective(fn) return calls.several(fn, is_sharded) end
 
---- The parameters to train: the adapters, and those that the option `trainable` chose.
+--- The model's parameters that require gradients: the adapters, and those that the option `trainable` chose.
 ---@return Parameter[]
 function LoRA:parameters()
   local list = {}
@@ -425,9 +425,9 @@ local function check_state(self, state)
 end
 
 --- Freezes a model and gives some of its layers low-rank adapters (Hu et al. 2021): y = W x + alpha / rank * B A x,
---- where A [rank, in] and B [out, rank] are trained. At first the model computes what it did before. The layers
---- may be Linear, Embedding or convolutions of one group; their adapters are the parameters lora_A and lora_B, beside
---- the layer's own. To be called before fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
+--- where A [rank, in] and B [out, rank] are trained. Unless state is given, the model at first computes what it did
+--- before. The layers may be Linear, Embedding or convolutions of one group; their adapters are the parameters lora_A
+--- and lora_B, beside the layer's own. To be called before fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
 ---@param model Module  its parameters are frozen
 ---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean, state: table<string, Tensor> }
 ---   target: the layers that get adapters: a Lua pattern for the last parts of their paths, such as "qkv" or

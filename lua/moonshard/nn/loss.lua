@@ -42,7 +42,7 @@ end
 function MSELoss:extra_repr() return self.reduction end
 
 -- The class of modules that call a function of nn.F with fixed options as the last argument. Tensors among the options
--- become buffers. The function itself checks the options, at the first call.
+-- become buffers. The function itself checks the options, whenever the module is called.
 local function of_function(name, fn)
   local cls = Module:extend(name)
   function cls:init(given)

@@ -74,8 +74,8 @@ function PackedSequence:__tostring()
     errors.count(steps, "step"), self.data.dtype, tostring(self.data.shape), self.data.device)
 end
 
---- The sequence with its data on another device or in another dtype, and its positions on that device; x itself if
---- nothing changes. batch_sizes stays on the CPU.
+--- The sequence with its data on another device or in another dtype, and its indices on the device of the data; the
+--- same object if nothing changes. batch_sizes stays on the CPU.
 ---@param ... any  as for Tensor:to
 ---@return PackedSequence
 function PackedSequence:to(...)

@@ -20,9 +20,9 @@ local M = {}
 
 -- ---- the list ------------------------------------------------------------------------------------
 
--- The parametrizations of one parameter: children 1, 2 …, each called with the previous one's result; the first with
--- the originals: the parameter "original", or "original0", "original1" … if the right inverse of the first returns
--- several.
+-- The parametrizations of one parameter, as children 1, 2 …: the first is called with the originals, each other with
+-- the result of the one before. The originals are the parameter "original", or "original0", "original1" … if the right
+-- inverse of the first parametrization returns several values.
 local List = containers.ModuleList:extend "ParametrizationList"
 
 local function originals(self)
@@ -127,12 +127,12 @@ function M.is_parametrized(m, name)
   return name == nil or dict._slots[name] ~= nil
 end
 
---- Makes a parameter the result of a module, the parametrization. It is called with the original, a parameter that the
---- state dict names, for name = "weight", "parametrizations.weight.original". If the parametrization has a method
---- right_inverse(value), the originals are its results ("original0", "original1" … if they are several), and the
---- parameter can be assigned. Further parametrizations of the parameter get the results of those before. The value is
---- computed once per forward, and when the field is read. To be called before sharding. Errors: the parametrization
---- changes the shape.
+--- Makes a parameter the result of a module, the parametrization. The parametrization is called with the original, a
+--- parameter whose name in the state dict is, for name = "weight", "parametrizations.weight.original". If the
+--- parametrization has a method right_inverse(value), the originals are its results ("original0", "original1" … if
+--- they are several), and the parameter can be assigned. A further parametrization of the parameter gets the result of
+--- the one before. The value is computed once per forward, and when the field is read. To be called before sharding.
+--- Errors: the parametrization changes the shape.
 ---@param m Module  a layer; its class becomes "Parametrized" followed by its name
 ---@param name string  name of the parameter
 ---@param parametrization Module  its forward gets the originals and returns the parameter's value
@@ -185,7 +185,7 @@ local function successor(own, value)
 end
 
 --- Makes a computed parameter an ordinary one again: with its current value, or the original. The parameter is one of
---- the originals, which optimizers know already; only if none has its shape and dtype, it is a new one.
+--- the originals, which optimizers know already, or a new one if no original has the value's shape and dtype.
 ---@param m Module  a layer with parametrizations
 ---@param name string  name of the parameter
 ---@param given? { leave_parametrized: boolean }

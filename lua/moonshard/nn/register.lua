@@ -61,8 +61,8 @@ function Module.new()
 end
 Module.__refused.new = refuse_constructor
 
--- Warns about fields that init has assigned and that no listing contains: plain tables of modules or parameters, and
--- leaves that are not parameters. Warns once per class and field.
+-- Warns about fields, assigned by init, whose contents modules() and parameters() do not list: plain tables of modules
+-- or parameters, and leaves that are not parameters. Warns once per class and field.
 local warned = {}
 local function warn_unregistered(self)
   local registered
@@ -340,7 +340,7 @@ local function join(prefix, name) return prefix == "" and name or prefix .. "." 
 
 -- Appends the module and its descendants to names and modules: each module once, or under every name if seen is nil.
 -- `path` contains the enclosing modules, to detect a module that contains itself (assignments to list elements cannot
--- be checked). A wrapper (a class with `_wraps`) adds nothing to names: its child `module` has the wrapper's name.
+-- be checked). A wrapper (a class with `_wraps`) and its child `module` get the same name.
 local function walk(self, prefix, seen, names, modules, path)
   if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then

@@ -13,7 +13,8 @@ local M = {}
 
 -- ---- grid_sample ------------------------------------------------------------------------------------
 
--- Converts coordinates c, where -1 and 1 are the borders, to positions in elements, from 0.
+-- Converts coordinates c to positions in elements, from 0. -1 and 1 are the borders: the centres of the first and last
+-- elements if `align`, else their edges.
 local function places_of(c, size, align)
   if align then return (c + 1) / 2 * (size - 1) end
   return ((c + 1) * size - 1) / 2

@@ -336,7 +336,7 @@ function Module._count_from(n)
   return n
 end
 
--- Raises if sd has a whole tensor for a parameter that is sharded at present.
+-- Raises if sd has a whole tensor for a sharded parameter whose unit is not gathered.
 local function refuse_whole(self, sd)
   local names, values = self:_state()
   for k, name in ipairs(names) do

@@ -66,8 +66,8 @@ function M.get_total_norm(tensors, given)
   end)
 end
 
---- Multiplies all gradients by max_norm / total_norm if that is below 1: clip_grad_norm_ with a norm that the script
---- has computed. Sharded gradients are multiplied where they are: no communication.
+--- Multiplies all gradients by max_norm / (total_norm + 1e-6) if that is below 1: clip_grad_norm_ with a norm that the
+--- script has computed. Sharded gradients are multiplied where they are: no communication.
 ---@param params Tensor|Tensor[]  those without a gradient are left out
 ---@param max_norm number  at least 0
 ---@param total_norm Tensor|number  the norm of all gradients over all ranks: a number, or a tensor of one element

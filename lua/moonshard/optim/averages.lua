@@ -206,7 +206,7 @@ end
 --- without gradients.
 ---@param loader fun(): any  an iterator, such as data_loader:epoch(); a batch is a tensor, or a table whose first element
 ---   is the model's input
----@param model Module  its mode (training or evaluation) is restored
+---@param model Module  it and its descendants afterwards have the mode (training or evaluation) that it had before
 function AveragedModel.update_bn(loader, model)
   opts.expect(loader, opts.fn, "update_bn: argument 1")
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "update_bn: argument 2")

@@ -10,8 +10,8 @@ local Tensor, STATES = tensor.Tensor, ffi.C.MS_OPTIM_STATES
 local M = {}
 
 --- Converts a group to the form that the engine reads: ids of the leaves, STATES state ids per leaf, steps taken.
---- Leaves that are also in `before` keep their state. If a parameter belongs to a tensor class, its inner tensors are the
---- leaves: those of parameter k come after index first[k].
+--- Leaves that are also in `before`, the group's previous form, keep their state. If a parameter belongs to a tensor
+--- class, its inner tensors are the leaves: those of parameter k come after index first[k].
 function M.compile(self, group, before)
   local leaves, first = tensor.flat(group.params), {}
   local n = #leaves
@@ -97,8 +97,8 @@ function M.settle(self)
   self._undecided = nil
 end
 
---- For a captured step: returns a function to be called before repetitions, which may step the groups. Where a GPU
---- decides about the steps, the groups' counts are not true until M.settle is called.
+--- For a captured step: returns a function to be called before each repetition, because a repetition may step the
+--- groups. Where a GPU decides which steps are skipped, the groups' counts are not true until M.settle is called.
 ---@param self Optimizer
 ---@param n integer  number of groups
 ---@param list CaptureChecks

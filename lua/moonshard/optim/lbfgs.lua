@@ -78,7 +78,8 @@ end
 
 -- ---- the line search ------------------------------------------------------------------------------
 
--- The minimum in [low, high] of the cubic with the losses and slopes of points a and b (Nocedal & Wright, eq. 3.59).
+-- The minimum in [low, high] of the cubic with the losses and slopes of points a and b (Nocedal & Wright, eq. 3.59), or
+-- the middle of [low, high] if the cubic has no minimum.
 local function cubic_minimum(a, b, low, high)
   low, high = low or min(a.t, b.t), high or max(a.t, b.t)
   if a.t > b.t then a, b = b, a end
@@ -183,8 +184,8 @@ local function keep(entry, name, t)
 end
 
 -- One iteration from a point with this loss and gradient. limits: last (whether it is the last iteration) and
--- evaluations (how many are left). Returns the next loss and gradient, the number of evaluations, and whether the step
--- ends.
+-- evaluations (how many are left). Returns the new point's loss and gradient (those of the given point if the new one
+-- was not evaluated), the number of evaluations, and whether the step ends.
 local function iterate(self, group, closure, loss, g, limits)
   local entry = self._memory
   entry.iterations = entry.iterations + 1

@@ -13,8 +13,8 @@ local M = {}
 local count = opts.whole_from(0)
 local some_steps = opts.option(count, opts.required)
 
--- The factor of the learning rate at step t: linear from start to 1 over `steps` steps. Without start it is (t + 1) / steps, which is not 0
--- at step 0.
+-- The factor of the learning rate at step t: linear from start to 1 over `steps` steps. Without start it is
+-- (t + 1) / steps, which is not 0 at step 0.
 local function warm(t, steps, start)
   if t >= steps then return 1 end
   if start then return start + (1 - start) * t / steps end

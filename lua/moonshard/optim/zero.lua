@@ -181,7 +181,8 @@ local function send_all(self)
   end
 end
 
---- Steps this rank's parameters and broadcasts the new values. Collective; gradients must be equal on all ranks.
+--- Steps this rank's parameters and broadcasts the new values. Collective; gradients must be equal on all ranks. With
+--- overlap_with_ddp it only warns and returns nil.
 ---@param closure? fun(): any  recomputes the loss and runs backward, before the step
 ---@return any  the closure's result, or true
 function Zero:step(closure)
@@ -202,7 +203,7 @@ function Zero:step(closure)
 end
 
 --- For hooks that overlap steps with DDP: steps those parameters of the list that this rank owns, and starts to
---- broadcast the whole list. Skips parameters that were sent since the last _end_overlapped.
+--- broadcast the whole list. Skips parameters whose broadcast this backward has already started.
 function Zero:_step_overlapped(list)
   local sent, works, own, any = self._sent or {}, self._works or {}, {}, false
   self._sent, self._works, self._consolidated = sent, works, nil

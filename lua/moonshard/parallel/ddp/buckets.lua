@@ -97,8 +97,8 @@ function Bucket:take(k, p)
   end
 end
 
---- Stores the reduced gradient of p, parameter k, in p.grad, in p's dtype. as_view: the gradient shares the bucket's
---- memory if both have the same dtype.
+--- Stores the reduced gradient of the bucket's k-th parameter in its grad, in the parameter's dtype. as_view: the
+--- gradient shares the bucket's memory if both have the same dtype.
 function Bucket:give(k, as_view)
   local p, view = self.parameters[k], self.gradients[k]
   local grad = p.grad
@@ -126,8 +126,8 @@ function Bucket:launch(group, world, hook, state)
     if is_tensor(value) and value ~= self.whole then value:keep() end
     self.work = value
   else
-    -- "avg" divides the sum once, as fully_shard does. In a join, the divisor may differ from the number of ranks; each
-    -- rank then divides its own gradients before the sum.
+    -- "avg" divides the sum once, as fully_shard does. Inside DDP:join the divisor may differ from the number of ranks;
+    -- each rank then divides its own gradients before the sum.
     local mean = world == dist.world_size(group)
     if not mean then self.whole:div_(world) end
     self.work = dist.all_reduce(self.whole, { group = group, async = true, op = mean and "avg" or "sum" })

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Reduces DDP's gradients during backward: fills buckets as gradients arrive, starts the reductions of complete ones,
---- and copies the results back at the end of the outermost backward (docs/semantics.md#ddp). `st` is the state of one wrapper, made by its constructor.
+--- and copies the results back at the end of the outermost backward (docs/semantics.md#ddp). `st` is the state of one
+--- DDP wrapper, made by its constructor.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
 local create = require "moonshard.tensor.create"
@@ -235,7 +236,8 @@ local function finish_now(st)
   forget(st)
 end
 
--- Called at the end of the outermost backward, or after a forward if none of its outputs requires a gradient.
+-- Called at the end of the outermost backward. With find_unused_parameters or static_graph, also called after a forward
+-- of which no output requires a gradient.
 local function finish(st)
   local ok, message = pcall(finish_now, st)
   if not ok then

@@ -156,7 +156,7 @@ function M.same(reported, what)
 end
 
 --- Runs fn(…), which communicates or changes shared state: if it fails on one rank, peers that wait for this rank raise
---- its error, too. Takes at most five arguments.
+--- its error, too. fn gets at most five arguments.
 function M.together(groups, fn, ...) return calls.several(fn, function() return #groups > 0 end)(...) end
 
 return M

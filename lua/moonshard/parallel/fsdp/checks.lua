@@ -108,7 +108,7 @@ function M.check_sharded_parity(reference, other)
     end
     compare(name, "the shard", sharded.part_of(p, whole:detach()), part)
     local g = whole.grad
-    -- A flat parameter has one gradient: where the reference has none for a parameter, zeros in its place are equal.
+    -- A flat parameter has one gradient for all parameters, so zeros count as equal to a missing gradient.
     if g == nil and h ~= nil and rawget(p, "_unit").classic and (h:numel() == 0 or h:eq(0):all():item()) then
       h = nil
     end

@@ -150,8 +150,8 @@ local function engine_unit(self, o, placed, params, names, on)
   return handle
 end
 
--- Checks that all instances below a root have equal options where these must be equal, and equal groups with the hybrid
--- strategies.
+-- Checks that a root and the instances below it have equal options where these must be equal, and equal groups with the
+-- hybrid strategies.
 local function check_alike(root)
   local first, hybrid
   for _, unit in ipairs(module.units_below(root.modules[1])) do
@@ -175,7 +175,8 @@ local function check_alike(root)
   end
 end
 
--- For the environment variable FSDP_USE_FULL_PREC_IN_EVAL: below a root, instances in eval mode use full precision.
+-- For the environment variable FSDP_USE_FULL_PREC_IN_EVAL: a root, and the instances below it, use full precision while
+-- they are in eval mode.
 local function set_precision(root)
   if lib.ms_unit_root(root.handle) ~= root.handle then return end
   for _, unit in ipairs(module.units_below(root.modules[1])) do
@@ -208,8 +209,8 @@ end
 --- optimizer's state), "shard_grad_op" (as full_shard, but parameters stay whole after forward), "no_shard" (as DDP),
 --- "hybrid_shard" and "hybrid_shard_zero2" (shard inside a group, replicate between groups). use_orig_params keeps the
 --- original names and parameters. sync_module_states sends rank 0's parameters and buffers to all ranks. Collective
---- (docs/semantics.md#classic). Errors: a module that is wrapped already; modules that differ between ranks (raised on
---- every rank).
+--- (docs/semantics.md#classic). Errors: with auto_wrap_policy, a module that is wrapped already; modules that differ
+--- between ranks (raised on every rank).
 ---@param m Module  the module to wrap
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
 ---   sharding_strategy: default "full_shard"; cpu_offload: keeps shards on the CPU; auto_wrap_policy: selects the

@@ -155,7 +155,7 @@ local function apply(unit)
   if lib.ms_unit_set_comm_hook(unit.handle, hook_struct) ~= 0 then errors.fail() end
 end
 
---- Passes the state of a built-in hook to the engine again, because the script may have changed it.
+--- Passes the state of a built-in hook to the engine again if the script has changed it.
 local function refresh(unit)
   local state, known = unit.comm_hook_state, unit.hook_built_in
   if known.group ~= state.process_group or known.before ~= state.gradient_predivide_factor

@@ -137,8 +137,8 @@ local function first_gather(unit, e, x, outputs)
   local ids = ffi.new("ms_id[?]", #inners)
   for k, t in ipairs(inners) do
     ids[k - 1] = t.id
-    -- Reshard frees a tensor if its storage has no other user. A shared storage stays allocated unless the hook lists
-    -- it among the tensors to free. Memory would then grow with every unit of the model, so warn.
+    -- Reshard frees a tensor if its storage has no other user, or is that of a gathered output or of a tensor that the
+    -- hook lists to be freed. Warn of any other storage: it stays allocated, so memory grows with every unit.
     local goes = lib.ms_storage_is_shared(t.id) == 0
     for _, list in ipairs { freed, outputs } do
       for _, other in ipairs(list) do

@@ -136,7 +136,7 @@ function M.from_meta(modules, fn, device)
 end
 
 --- Moves parameters and buffers from the CPU to the compute device if `given`, the option device_id, is not nil. Raises
---- if one is on another GPU.
+--- if one is on a GPU that is not the compute device.
 function M.move(modules, device, given)
   local elsewhere
   for _, m in ipairs(modules) do
@@ -178,7 +178,7 @@ local function broadcast(dist, list, source, group)
 end
 
 --- Broadcasts parameters, except ignored ones, and buffers of the first rank of each group to its other ranks. Sends
---- each tensor once, even if several instances contain it.
+--- each tensor once in each group, even if several instances contain it.
 function M.sync(modules, groups, ignored_params)
   local dist = require "moonshard.dist"
   local by_dtype, order, seen = {}, {}, {}

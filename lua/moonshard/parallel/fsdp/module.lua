@@ -351,8 +351,8 @@ function FSDPModule:state_dict(...)
   return Module.state_dict(self, ...)
 end
 
--- Refuses to load into parameters on meta, where values would be lost without an error. With assign, only parameters
--- that the state dict lacks are still on meta at this point.
+-- Refuses to load into parameters on meta, where values would be lost without an error. given: a state dict; the
+-- parameters that it lacks may stay on meta (nil: no parameter may).
 local function refuse_meta(m, given)
   for name, p in m:named_parameters() do
     if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" and not (given and given[name] == nil) then

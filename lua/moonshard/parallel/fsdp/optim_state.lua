@@ -124,8 +124,9 @@ local function compare(groups, own, summaries)
   return { [me] = own }
 end
 
--- The state fields of each name that at least one rank has. Raises if ranks ask for different types, or if a rank that
--- has elements of a parameter lacks its state or has a different one.
+-- The state fields of each name that at least one rank has. Raises if ranks ask for different types or have different
+-- states of a sharded parameter. Also raises if a rank that has elements of a parameter lacks a state that the first
+-- rank has, or if the first rank has elements of a sharded parameter but lacks a state that another rank has.
 local function common_fields(names, by_name, reported)
   local ranks, types = {}, {}
   for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
@@ -173,7 +174,7 @@ local function common_fields(names, by_name, reported)
   return fields
 end
 
--- Adds to the groups, on every rank, parameters that a rank left out because it has no elements of them.
+-- Adds to this rank's groups the parameters that it left out because it has no elements of them.
 local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
