@@ -175,7 +175,7 @@ static ms_status narrow_backward(ms_backward_call *b)
     return put_back(b, d, first, b->gout[0], b->gout[0]->shape);
 }
 
-// Integers: dimension, first, count, step: every step-th element.
+// c->i: dimension, first, count, step. Selects `count` positions of the dimension: `first` and every step-th after it.
 static ms_status check_slice(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
@@ -211,7 +211,7 @@ static ms_status slice_backward(ms_backward_call *b)
     return ms__or_drop(st, &b->gin[0]);
 }
 
-// Integers: dimension, size, step. Windows of `size` elements, `step` apart; the elements of a window are the last
+// c->i: dimension, size, step. Makes windows of `size` elements, `step` apart; the elements of a window are the last
 // dimension.
 static ms_status check_unfold(ms_call *c)
 {
@@ -367,7 +367,7 @@ static ms_status check_split(ms_call *c)
     MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be split");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
-    // Integers d, size: pieces of that size; the last one may be smaller. Integers d, size1, size2 …: pieces of those
+    // c->i is d, size: pieces of that size; the last one may be smaller. c->i is d, size1, size2 …: pieces of those
     // sizes.
     int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;
     if (n == 1) {
@@ -452,7 +452,7 @@ static ms_status split_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-// Integers: offset, sizes, strides, in elements of x, which is contiguous.
+// c->i: offset, sizes, strides, in elements of x, which is contiguous.
 static ms_status check_as_strided(ms_call *c)
 {
     const ms_tensor *x = c->in[0];

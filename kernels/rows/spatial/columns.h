@@ -6,7 +6,7 @@
 #include "formulas/windows.h"
 #include "ops/op.h"
 
-// Integers: 2 kernel sizes, 2 strides, 2 paddings, 2 dilations; col2im's end with height and width of the image.
+// c->i: 2 kernel sizes, 2 strides, 2 paddings, 2 dilations; for col2im also the height and width of the image.
 enum { MS_COLUMNS_KERNEL, MS_COLUMNS_STRIDE = 2, MS_COLUMNS_PAD = 4, MS_COLUMNS_DILATION = 6, MS_COLUMNS_IMAGE = 8 };
 
 typedef struct {

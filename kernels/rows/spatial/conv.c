@@ -64,7 +64,7 @@ static ms_status check_bias(const ms_call *c, int64_t channels)
     return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)channels, ms__shape_text(b->ndim, b->shape));
 }
 
-// Writes "2 x 3 x 4".
+// Writes sizes as "2 x 3 x 4".
 static const char *sizes_text(char *text, size_t bytes, int n, const int64_t *sizes)
 {
     int used = 0;
@@ -112,7 +112,7 @@ static ms_status conv_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape + MS_CONV_DIMS - n);
 }
 
-// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
+// Inputs: gradient, x, w. The last of c->i is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
 // selects; the bias has as many elements as the gradient has channels.
 static ms_status backward_check(ms_call *c)
 {

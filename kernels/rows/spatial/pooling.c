@@ -68,7 +68,7 @@ static ms_status check_max_pool(ms_call *c)
     return ms__call_out(c, 1, MS_I64, ms__device(c->in[0]), c->out[0]->ndim, c->out[0]->shape);
 }
 
-// Inputs: gradient, and positions for max_pool. Integers: those of the forward, then the input's sizes.
+// Inputs: gradient, and positions for max_pool. c->i: the integers of the forward, then the input's sizes.
 static ms_status check_backward(ms_call *c)
 {
     const ms_tensor *g = c->in[0];

@@ -16,8 +16,8 @@
 #undef REAL
 #undef R
 
-// Integers: D, the number of resampled dimensions, which are the last; the kind; align_corners; D sizes of the output;
-// D paddings at the start; in a backward also D sizes of the input. Numbers: D scales (ms_resample_axis).
+// c->i: D, the number of resampled dimensions, which are the last; the kind; align_corners; D sizes of the output; D
+// paddings at the start; in a backward also D sizes of the input. c->f: D scales (ms_resample_axis).
 enum { MS_RESAMPLE_DIMS, MS_RESAMPLE_KIND, MS_RESAMPLE_ALIGN, MS_RESAMPLE_SIZES };
 
 static inline int ms__resample_integers(const int64_t *i) { return MS_RESAMPLE_SIZES + 2 * (int)i[MS_RESAMPLE_DIMS]; }

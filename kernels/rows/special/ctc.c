@@ -5,7 +5,7 @@
 #include "rows/grad.h"
 
 // Inputs: log probabilities [T, N, C]; targets [N, S], or all of them one after the other; the lengths [N] of inputs
-// and of targets. Integers: the blank class, zero_infinity, the longest target.
+// and of targets. c->i: the blank class, zero_infinity, the length of the longest target.
 static ms_status check_ctc(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *y = c->in[1];

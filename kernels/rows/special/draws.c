@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/special/draws.c -- random numbers whose parameter is a tensor: gamma numbers with rate 1, or their logarithms,
-// and Poisson's, float64. Input: the parameters, repeated for the leading dimensions of the result. Integers: the
+// and Poisson's, float64. Input: the parameters, repeated for the leading dimensions of the result. c->i: the
 // position of the result's first element in a larger tensor, whether logarithms are wanted, and the sizes of the
 // leading dimensions. Each call uses one offset of the generator.
 #include "cpu/special/special.h"
