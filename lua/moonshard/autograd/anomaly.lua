@@ -24,8 +24,8 @@ end
 --- Runs fn(…) and fails at the first value that is nan or inf: in the result of an operator, at its line; in a gradient
 --- of backward, with the line at which the operator's forward ran. A nan that was given as a number is no error, nor is
 --- inf where an argument has it (a mask of -inf, or the number inf). For debugging: each result is read as a whole, so
---- a GPU is waited for. While it is off, nothing is slower. Holds for the whole process, not for the coroutine. Steps
---- that ms.capture repeats are not searched.
+--- a GPU is waited for. While the search is off, nothing is slower. It applies to the whole process, not to one
+--- coroutine. Steps that ms.capture repeats are not searched.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

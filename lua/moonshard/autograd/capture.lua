@@ -39,10 +39,10 @@ function M.on_change(fn) watchers[#watchers + 1] = fn end
 ---@class CaptureChecks
 ---@field element fun(t: table, k: any, changed: fun(t: table, k: any))
 ---   repetitions require that t[k] is as now; otherwise changed(t, k) raises, or returns to accept the new value
----@field touched fun(check: fun())  check is called before repetitions if a module was touched since the last one
+---@field touched fun(check: fun())  check is called before a repetition if M.touch was called since the last one
 ---@field always fun(check: fun())   check is called before each repetition
 ---@field tally fun(counts: ffi.cdata*, bytes: integer): Tally?
----   what counts the numbers in this memory, if a GPU counts them in repetitions; nil: they are always up to date
+---   the Tally of the numbers in this memory, if a GPU counts them in repetitions; nil: they are always up to date
 
 --- While a step is recorded: arranges that note(of, list) is called once, at the end of the recording. note adds checks
 --- to list; a check raises before a repetition if what the step read of `of` in Lua has changed.

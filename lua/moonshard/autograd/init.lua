@@ -109,7 +109,7 @@ local function handle(run, event)
   if lib.ms_run_answer(run, ids, n) ~= 0 then errors.fail() end
 end
 
--- The text of the run's failure. If a step that is being recorded refused a hook, the text says where it is defined.
+-- The text of the run's failure. If a step that is being captured refused a hook, it says where the hook is defined.
 local function failure(event)
   local text = errors.last()
   if not capture.active() or not text:find("captured step: it calls", 1, true) then return text end
@@ -466,7 +466,7 @@ function methods.retain_grad(t)
   end)
 end
 
--- The leaf hooks (keys) whose only effect is work of the engine: captured steps repeat that work without calling them.
+-- The set of leaf hooks whose only effect is work of the engine: captured steps repeat that work without calling them.
 local engine_only = setmetatable({}, { __mode = "k" })
 --- As register_post_accumulate_grad_hook, for a hook whose only effect is work of the engine, which a captured step
 --- repeats.

@@ -32,7 +32,7 @@ function M.look()
   if changed then changed(wanted) end
 end
 
---- Registers fn(wanted), called when a recording begins or ends; at once if one needs ranges of module calls now.
+--- Registers fn(wanted), called when a recording begins or ends, and at once if a recording needs module ranges now.
 ---@param fn fun(wanted: boolean)  wanted: whether a recording needs ranges of module calls
 function M.on_change(fn)
   changed = fn

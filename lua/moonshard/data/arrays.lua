@@ -92,7 +92,7 @@ end
 local DESCR = { float64 = "<f8", float32 = "<f4", float16 = "<f2", int64 = "<i8", int32 = "<i4", uint8 = "|u1",
   bool = "|b1", int16 = "<i2", int8 = "|i1" }
 
---- Writes a tensor for numpy.load. Errors: bfloat16, which NumPy does not have; a full disk.
+--- Writes a tensor for numpy.load. Errors: bfloat16, which NumPy does not have; a file that cannot be written.
 ---@param path string  the file; an existing one is replaced
 ---@param t Tensor  of any shape and device
 function M.write_npy(path, t)

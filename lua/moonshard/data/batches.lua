@@ -29,7 +29,7 @@ local IGNORE = -100                     -- the default ignore_index of nn.F.cros
 local Batches = {}
 Batches.__index = Batches
 
---- Batches over a corpus. Each rank of `world` gets a share of each batch.
+--- Batches over a corpus. Each of the `world` ranks gets a share of each batch.
 ---@param corpus Corpus  from data.corpus
 ---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
 ---   context: tokens per sequence; batch: sequences per step, over all ranks; seed: seed of the order of sequences;
@@ -103,7 +103,7 @@ function Batches:train(step, part, parts)
 end
 
 --- Windows that score every validation token exactly once, except the first token of a file. Each scored token is
---- preceded by at least half a context (rounded down) of tokens from its own file, if that has so many before it.
+--- preceded by at least half a context (rounded down) of tokens of its file, if the file has so many before it.
 local function validation_windows(corpus, context)
   local windows = {}
   for _, d in ipairs(corpus.documents) do

@@ -68,7 +68,7 @@ local function regular_files(path)
   return files
 end
 
---- Skips files whose contents equal those of an earlier file. Only reads files of equal size.
+--- Skips files whose contents equal those of an earlier file. Reads only files of equal size.
 local function once(files)
   local by_size, kept = {}, {}
   for k, file in ipairs(files) do

@@ -116,7 +116,7 @@ local function bytes_of(t, who)
   end)
 end
 
---- Writes an image as PNG. Needs Debian's libpng16-16. Errors: a full disk.
+--- Writes an image as PNG. Needs Debian's libpng16-16. Errors: a file that cannot be written.
 ---@param path string  the file; an existing one is replaced
 ---@param t Tensor  [H, W] or [channels, H, W] with 1 to 4 channels (grey; grey, alpha; RGB; RGB, alpha); uint8, or
 ---   floating point from 0 to 1

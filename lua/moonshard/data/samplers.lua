@@ -31,7 +31,7 @@ M.Sampler = Sampler
 
 --- A sampler of a function.
 ---@param given {size: integer, order: fun(epoch: integer): integer[]}  size: entries in an epoch; order: lists the
----   positions of an epoch (from 0), or returns a function that gives entry j, from 1
+---   positions of an epoch, counted from 0, or returns a function that gives entry j, from 1
 function Sampler:init(given)
   local o = opts("Sampler", given, { size = opts.option(opts.whole_from(0), opts.required),
     order = opts.option(opts.fn, opts.required) })

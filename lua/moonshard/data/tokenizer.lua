@@ -59,7 +59,7 @@ local function join(self, a, b)
   return id
 end
 
--- Replaces the pair a, b in a list of ids by id. Returns a new list.
+-- Returns a new list of ids, in which each pair a, b is replaced by id.
 local function replace(ids, a, b, id)
   local out, k = {}, 1
   while k <= #ids do

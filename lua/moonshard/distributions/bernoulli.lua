@@ -26,7 +26,7 @@ local function logits_of(self) return logit(self.probs) end
 -- The logarithm of the probability of x in {0, 1}, from the logit z; for other x, its mean over draws of Bernoulli(x).
 local function log_of(x, z) return x * z:logsigmoid() + (1 - x) * (-z):logsigmoid() end
 
---- Zeros and ones: 1 has the probability probs. The fields probs and logits are both there. Samples have the dtype of
+--- Zeros and ones: 1 has the probability probs. The fields probs and logits can both be read. Samples have the dtype of
 --- the parameter.
 ---@class Bernoulli: Distribution
 ---@field probs Tensor  [batch_shape]: the probability of 1
@@ -57,7 +57,7 @@ function Bernoulli:_log_prob(x) return log_of(x, self.logits) end
 function Bernoulli:_entropy() return -log_of(self.probs, self.logits) end
 function Bernoulli:_values() return create.arange(0, 2):to(self:_like().device):to(self:_like().dtype) end
 
---- The number of failures before the first success, from 0. The fields probs and logits are both there.
+--- The number of failures before the first success, from 0. The fields probs and logits can both be read.
 ---@class Geometric: Distribution
 ---@field probs Tensor  [batch_shape]: the probability of success
 ---@field logits Tensor  [batch_shape]: log(probs / (1 - probs))

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Categorical: random class ids, from 0. OneHotCategorical: the same as vectors.
+--- Categorical: random class ids, from 0. OneHotCategorical: the same as one-hot vectors.
 local create = require "moonshard.tensor.create"
 local Distribution = require "moonshard.distributions.distribution"
 local number_types = require "moonshard.tensor.number_types"
@@ -43,8 +43,8 @@ local function draw_ids(self, sizes)
   return ids:t():reshape(sizes)
 end
 
---- Class ids from 0 to K - 1, int64. The fields probs and logits are both there, and normalised: probs have the sum 1,
---- logits are logarithms of probabilities.
+--- Class ids from 0 to K - 1, int64. The fields probs and logits can both be read, and are normalised: probs have the
+--- sum 1, logits are logarithms of probabilities.
 ---@class Categorical: Distribution
 ---@field probs Tensor  [batch_shape, K]: the probabilities of the classes
 ---@field logits Tensor  [batch_shape, K]: their logarithms

@@ -128,7 +128,7 @@ function Distribution:_setup(given, list)
   end
 end
 
---- A parameter with the batch dimensions `batch`.
+--- Expands a parameter to the batch shape `batch`.
 function Distribution._expanded(_, value, event_dims, batch)
   local n = #value.shape
   local sizes = join(batch, part(value.shape, n - event_dims + 1, n))
@@ -239,7 +239,7 @@ function Distribution:entropy()
   return scope.run("entropy", self._entropy, self)
 end
 
---- e to the entropy.
+--- e to the power of the entropy.
 ---@return Tensor  [batch_shape]
 function Distribution:perplexity()
   lacking(self, "entropy", "_entropy")

@@ -12,7 +12,7 @@ local tensor = require "moonshard.tensor"
 
 local where = ops.where
 
--- Gamma-distributed numbers of concentration's dtype, at least its smallest normal number, because 0 has no density.
+-- Gamma-distributed numbers of concentration's dtype, at least that dtype's smallest normal number: 0 has no density.
 local function standard(sizes, concentration)
   local dtype = concentration.dtype
   return draw.gamma(sizes, concentration):clamp_min(number_types.finfo(dtype).tiny):to(dtype)

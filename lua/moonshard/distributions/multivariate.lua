@@ -28,7 +28,7 @@ local function factor(name, matrix)
 end
 
 --- Normally distributed vectors of K elements. One of three matrices is given; the fields covariance_matrix,
---- precision_matrix and scale_tril are all there. Needs LAPACK, as ms.linalg does.
+--- precision_matrix and scale_tril can all be read. Needs LAPACK, as ms.linalg does.
 ---@class MultivariateNormal: Distribution
 ---@field loc Tensor  [batch_shape, K]
 ---@field covariance_matrix Tensor  [batch_shape, K, K]
