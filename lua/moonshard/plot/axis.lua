@@ -26,7 +26,8 @@ end
 
 local LEAST, MOST = 1e-290, 1.7e308                     -- the least range and the largest value that can have ticks
 
--- An axis from the least to the greatest value. If these differ only by rounding, they count as equal.
+-- An axis from the least to the greatest value; low > high: there are no values. A range of 0, or one no wider than
+-- rounding errors, is widened.
 local function new(scale, low, high)
   local self = setmetatable({ log = scale == "log" }, Axis)
   if low > high then low, high = self.log and 1 or 0, self.log and 10 or 1 end

@@ -207,7 +207,7 @@ local function values_of(plot, out, left, top, width, height)
   end
 end
 
--- The height of the labels below columns that are `width` wide; and whether they are slanted, which they are if one is
+-- The height of the labels below columns of `width` pixels; and whether the labels are slanted: they are if one is
 -- wider than its column. most: the largest height of slanted labels.
 local function room_of(labels, width, most)
   if not labels then return 16, false end

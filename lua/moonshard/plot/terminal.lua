@@ -95,7 +95,7 @@ local function put(row, at, text)                       -- row: a list of charac
   for k = 1, #text do row[at + k - 1] = text:sub(k, k) end
 end
 
---- A plot with two axes. Of several series, each has its own mark.
+--- A plot with two axes. Several series are drawn with different marks.
 ---@param plot Plot
 ---@param columns integer
 ---@param rows integer

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A buffer of bytes outside of Lua's memory, for lines and records that are written at every step: numbers and texts are
---- put into it without making strings, which the garbage collector would have to free, and it is written with one
+--- A buffer of bytes outside of Lua's memory, for lines and records that are written at every step. Numbers and texts
+--- are put into it without making strings, which the garbage collector would have to free, and it is written with one
 --- system call.
 local ffi = require "ffi"
 local floor, log10 = math.floor, math.log10
@@ -66,7 +66,8 @@ end
 local word = ffi.typeof "uint32_t *"
 local scratch = ffi.new "uint8_t[32]"
 
--- Writes a whole number below 1e8 as eight digits to scratch, from index `at` on. Returns its upper and lower half.
+-- Writes a whole number below 1e8 as eight digits to scratch, from index `at` on. Returns the number that its first
+-- four digits form, and that of its last four.
 local function eight(at, x)
   local high = floor(x / 1e4)
   ffi.cast(word, scratch + at)[0] = four[high]

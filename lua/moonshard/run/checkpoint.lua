@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
---- (`optim.NAME.exp_avg` ...), tensors of the option `state` (`state.ENTRY.PATH`) and, as metadata, everything else that
---- the next step depends on. Tensors are whole, so any number of ranks can read the file. Rank 0 writes one tensor at a
---- time, so no rank has all of them in memory, except for models that are saved as whole state dicts (see is_by_rows).
+--- (`optim.NAME.exp_avg` ...), tensors of the option `state` (`state.ENTRY.PATH`) and, as metadata, everything else
+--- that the next step depends on. Tensors are whole, so any number of ranks can read the file. Rank 0 writes one tensor
+--- at a time, so no rank has all of them in memory, except for models that are saved as whole state dicts (is_by_rows).
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"

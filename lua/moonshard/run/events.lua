@@ -176,7 +176,7 @@ local function size_of(self, names)
   return self.size
 end
 
---- Writes the numbers of a step. Makes no strings, because this record is written at every step.
+--- Writes the numbers of a step. Makes strings only for new names, because this record is written at every step.
 ---@param step integer
 ---@param object table<string, number>
 ---@param names string[]  names of the values to write

@@ -6,8 +6,8 @@
 ---
 --- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
 --- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which
---- it repeats, to `superseded.jsonl`; a line of step N, such as a validation loss, follows when its values are logged
---- again.
+--- it repeats, to `superseded.jsonl`; a line of step N, such as a validation loss, is moved there when its values are
+--- logged again.
 local buffers = require "moonshard.run.buffer"
 local cjson = require "cjson"
 local ffi = require "ffi"
@@ -160,8 +160,8 @@ function M.new(path, name, config)
     if not path then return nil, ("%s%s; give a folder as 'out'"):format(note, err_home and ", and " .. err_home or "") end
   end
   local self = setmetatable({ path = path, note = note, failed = {}, texts = {} }, Folder)
-  -- Opens metrics.jsonl first, because this file makes the folder a run: a run that is killed in between can be
-  -- continued.
+  -- Opens metrics.jsonl first, because this file makes the folder a run: a run that is killed before config.json is
+  -- written can be continued.
   local ok, err = open_metrics(self, "wx")
   if not ok then return nil, err end
   ok, err = write(path .. "/config.json", config_text(config))
@@ -206,7 +206,8 @@ local function rest_of(path, from)
   return rest
 end
 
--- Appends `part` to superseded.jsonl and truncates the file `path` to `keep` bytes. Returns true, or nil and the reason.
+-- Appends `part` to superseded.jsonl, and truncates the file `path` to `keep` bytes. Returns true, or nil and the
+-- reason.
 local function set_aside(self, path, keep, part)
   local ok, err = write(self.path .. "/superseded.jsonl", part, "a")
   if not ok then return nil, err end
@@ -289,7 +290,8 @@ local function is_own(name)
   return name == "time" or name == "allocated" or name == "mfu" or name:find "^memory_" or name:find "s_per_second$"
 end
 
--- Whether an object has all names of a line again, except those for which is_own is true. False for a damaged line.
+-- Whether an object has all names of an earlier line, whose JSON is `text`, except those for which is_own is true.
+-- False if that line is damaged.
 local function repeats(object, text)
   local ok, old = pcall(cjson.decode, text)
   if not ok or type(old) ~= "table" then return false end
@@ -344,8 +346,8 @@ function Folder:metric(object, names)
   return replaced
 end
 
--- Returns ok. If it is false, warns once for each file `name`: files other than metrics.jsonl that cannot be written,
--- for example because the disk is full, do not end the run.
+-- Returns ok. If it is false, warns, once for each file `name`: a file that cannot be written, for example because the
+-- disk is full, does not end the run.
 local function written(self, name, ok, err)
   if ok then return true end
   if not self.failed[name] then log.warn_once(("run: cannot write '%s' in '%s': %s"):format(name, self.path, err)) end
@@ -408,7 +410,7 @@ function Folder:close()
   end
 end
 
---- Name of the checkpoint after a step.
+--- The path of a run's checkpoint after a step.
 function M.checkpoint_name(folder, step) return ("%s/step-%06d.safetensors"):format(folder, step) end
 
 --- The checkpoint for a path: the path itself if it is a file, or the latest checkpoint in a run's folder.

@@ -102,10 +102,11 @@ end
 --- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads,
 --- command, time, seed, packages, from_step; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`,
 --- `report.html` (the run as a page, written periodically and at the end), and checkpoints. A run that was killed loses
---- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
---- is loaded, over any number of ranks, into `model`, `optimizer` and `state`; or after step `first`. Lines of later steps
---- move to `superseded.jsonl`, and so does a line of that step whose values are logged again. Errors: a folder that contains a run, without `resume`; a run that another process is
---- recording; files that a new run would replace; a folder that cannot be made.
+--- at most its last line. With `resume`, a run in `out` continues in the same files: after the step of its latest
+--- checkpoint, which is loaded, over any number of ranks, into `model`, `optimizer` and `state`; or after step `first`.
+--- Lines of later steps move to `superseded.jsonl`, and so does a line of the step itself when its values are logged
+--- again. Errors: a folder that contains a run, without `resume`; a run that another process is recording; files that a
+--- new run would replace; a folder that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, state: table<string, any>, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
@@ -113,10 +114,10 @@ end
 ---   optimizer of `model`; state: what else a resumed run continues, by name: objects with state_dict and
 ---   load_state_dict, such as a schedule, a DataLoader, a GradScaler, optim.EMA or metrics.EarlyStopping, and tables of
 ---   numbers, strings and booleans, such as { best = 0.9 }; tokens: tokens per step over all ranks, for the rate;
----   samples: samples per step over all ranks, for models without tokens; flops: floating point operations per token or
----   sample, for the MFU (default: 6 per parameter of `model`); dtype: dtype of computation, for the MFU; sinks: outputs
----   besides metrics.jsonl, of "csv" and "tensorboard"; quiet: print nothing; line: function that returns the text of a
----   step from its metrics and the seconds left
+---   samples: samples per step over all ranks, for models without tokens; flops: floating point operations per token
+---   or sample, for the MFU (default: 6 per parameter of `model`); dtype: dtype of computation, for the MFU; sinks:
+---   outputs besides metrics.jsonl, of "csv" and "tensorboard"; quiet: print nothing; line: function that returns the
+---   text of a step from its metrics and the seconds left
 ---@return Run
 function M.start(given)
   local o = opts("run.start", given, { name = "", config = opts.table, total = opts.whole_from(1), out = opts.string,

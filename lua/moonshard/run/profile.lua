@@ -50,7 +50,7 @@ local function is_inside(intervals, time)
   return false
 end
 
---- The summary of the script's ranges. The ranges inside another one precede it.
+--- The summary of the script's ranges. In `events`, a range follows the ranges inside it.
 ---@param events table[]  each with category, name, detail, start and duration; collectives with their unit
 ---@param total number  seconds recorded
 ---@return table summary  total, forward, backward, optimizer, communication, other: seconds; layers: forward and backward

@@ -57,7 +57,7 @@ function M.new(given)
     file:flush()
   end
   self.width = given.width or function() return terminal_width(fd) end
-  -- Style "lines" prints about 20 lines; one every 10 s if the total is not known.
+  -- Style "lines" prints 20 to 40 lines, fewer if there are fewer steps; one every 10 s if the total is not known.
   self.every = given.total and math.max(1, math.floor(given.total / 20))
   self.drawn = false
   self.last_draw = -math.huge
@@ -168,7 +168,7 @@ function Progress:say(text)
   self.last_draw = -math.huge
 end
 
---- Ends the loop; the last line remains.
+--- Ends the progress line, whose last text stays on the terminal.
 function Progress:finish()
   if self.drawn and not self.silent then self.write "\n" end
   self.drawn = false

@@ -32,7 +32,7 @@ function Run:__tostring() return ("Run '%s', step %d%s"):format(self.path, self.
 
 local WARNING = { "step", "kind", "text" }
 
--- Raises for a call that would be lost: after finish, or after another run.start has taken the folder over.
+-- Raises for a call whose values would be lost: after finish, or after another run.start has taken the folder over.
 local function need_open(self, who)
   if self.ended then errors.raise("%s: the run has ended; call it before run:finish", who) end
   if self.folder and self.folder.taken then
@@ -96,7 +96,7 @@ local function names_of(self, values, object)
   return order
 end
 
-local LAST_STEP = 2 ^ 53 - 1                            -- from 2^53 on, adding 1 does not change a number
+local LAST_STEP = 2 ^ 53 - 1                            -- from 2^53 on, doubles do not hold every whole number
 
 local fine = {}                                         -- names that were checked before
 local function check_value(name, value)
@@ -288,8 +288,8 @@ function Run:histogram(name, t, given)
 end
 
 --- Saves the model, the optimizer, the random generator and the `state` of run.start after the current step, for
---- `resume`. Options of the optimizer that the script has changed since run.start, such as the learning rate, are saved,
---- too. Collective.
+--- `resume`. Options of the optimizer that the script has changed since run.start, such as the learning rate, are
+--- saved, too. Collective.
 ---@param given? {path: string, config: table}
 ---   path: path of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the
 ---   run's)

@@ -157,7 +157,7 @@ function M.dstack(list)
   return shapes.cat(parts, 3)
 end
 
---- t, or a view with one dimension of size 1 if it has none.
+--- t, or, if t has no dimensions, a view of it with one, of size 1.
 ---@param t Tensor  of any shape
 ---@return Tensor
 function M.atleast_1d(t)

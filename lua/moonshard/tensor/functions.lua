@@ -200,7 +200,7 @@ end
 
 local LARGEST = { float32 = (2 - 2 ^ -23) * 2 ^ 127, float64 = (2 - 2 ^ -52) * 2 ^ 1023, float16 = 65504,
   bfloat16 = (2 - 2 ^ -7) * 2 ^ 127 }
---- Replaces nan and infinities, element by element; other elements and integer tensors stay.
+--- Replaces nan and infinities, element by element; other elements, and those of integer tensors, keep their values.
 ---@param given? { nan: number, posinf: number, neginf: number }
 ---   nan: replaces nan (default: 0); posinf: replaces infinity (default: the dtype's largest number); neginf: replaces
 ---   -infinity (default: the dtype's lowest number)

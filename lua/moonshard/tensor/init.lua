@@ -361,8 +361,8 @@ function setters.requires_grad(t, on)
 end
 
 -- Defines how fields of a class's instances are read: methods first, then getters (own_getters before those of plain
--- tensors), then t[i]. Other names are fields that the script set; misspelt.field refuses some. tensor/index.lua handles
--- lists and tensors as keys.
+-- tensors), then t[i]. Other names are fields that the script set; misspelt.field refuses some. tensor/index.lua
+-- handles lists and tensors as keys.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
@@ -529,7 +529,7 @@ function methods.item(t)
   return v
 end
 
---- Returns all elements as doubles: buffer, count.
+--- Returns a buffer with all elements as doubles, and their number.
 local function read(t)
   while t.id < 0 do t = inner(t)[1] end
   info_of(t)
@@ -562,7 +562,7 @@ function methods.tolist(t)
 end
 
 --- Releases the tensor now instead of at the end of its scope. Its memory is freed when no graph, view or gradient
---- needs it. Errors: any later operation on the tensor.
+--- needs it. Later operations on the tensor raise errors.
 function methods.release(t)
   lib.ms_release(id_of(t, "release"))
 end

@@ -146,7 +146,7 @@ local function values_text(t, shape, dtype)
   return table.concat(out, "\n")
 end
 
--- Runs fn, which makes views, without recording and in its own scope. If fn fails, returns its error in parentheses.
+-- Runs fn, which makes views, with grad mode off and in its own scope. If fn fails, returns its error in parentheses.
 local function quietly(fn, ...)
   local mode, handle = lib.ms_set_grad_mode(0), lib.ms_scope_open "tostring"
   local ok, result = pcall(fn, ...)

@@ -263,8 +263,8 @@ local function without_repeats(operand)
   return { t = t, labels = labels }
 end
 
--- The operand's tensor, summed over labels that are not in `wanted`, with its dimensions in the order of `wanted`. Then
--- the sizes of all labels in `wanted`: 1 for those that the operand lacks.
+-- Returns the operand's tensor, summed over labels that are not in `wanted`, with its dimensions in the order of
+-- `wanted`; and the sizes of all labels in `wanted`: 1 for those that the operand lacks.
 local function ordered(operand, wanted)
   local t, labels, sums = operand.t, {}, {}
   for k, label in ipairs(operand.labels) do

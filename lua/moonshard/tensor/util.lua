@@ -125,8 +125,8 @@ end
 
 -- ---- devices and memory ----------------------------------------------------------------------------
 
---- The full name of a device, as t.device has it: "cuda" is "cuda:0", or the device that ms.cuda.set_device set. Devices
---- are strings, and every function takes short names. The device need not exist. Errors: another name.
+--- The full name of a device, as t.device has it: "cuda" is "cuda:0", or the device that ms.cuda.set_device set.
+--- Devices are strings, and every function takes short names. The device need not exist. Errors: another name.
 ---@param name string  "cpu", "cuda", "cuda:1" or "meta"
 ---@param index? integer  from 0, with a name that has none
 ---@return string

@@ -28,7 +28,7 @@ local M = {}
 ---@class MemoryReport
 ---@field device string      name of the device
 ---@field allocated integer  bytes that tensors hold now
----@field peak integer       most bytes since the history (if there is none: the script) or the last call of
+---@field peak integer       most bytes since the history began (without one: the script), or since the last call of
 ---   ms.reset_peak_memory_stats
 ---@field recorded integer   bytes now held by allocations whose place is known
 ---@field peak_recorded integer  the same at the peak

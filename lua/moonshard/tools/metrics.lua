@@ -256,8 +256,8 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES, threshold
     return setmetatable(rows, COUNTS)
   end)
 --- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1; print shows
---- them as a table. `update(predictions, ids)` as for Accuracy. `plot` shows the counts with the classes' names. Errors:
---- scores for another number of classes.
+--- them as a table. `update(predictions, ids)` as for Accuracy. `plot` shows the counts with the classes' names.
+--- Errors: scores for another number of classes.
 ---@param given { classes: integer, threshold: number, group: Group }
 ---   classes: number of classes; threshold: as for Accuracy, with two classes (default: 0.5); group: the ranks that
 ---   have the data (default: the world)
@@ -333,8 +333,8 @@ local mean = define("Mean", {}, function() return 2 end, function(_, sums, value
   opts.expect(sum, opts.number, "Mean: value")
   sums[1], sums[2] = sums[1] + sum * weight, sums[2] + n * weight
 end, function(_, sums) return sums[1] / sums[2] end)
---- The mean of numbers. `update(value, weight)`: value: a number, or a tensor, whose elements all count; weight: that of
---- each number (default: 1).
+--- The mean of numbers. `update(value, weight)`: value: a number, or a tensor, whose elements all count; weight: that
+--- of each number (default: 1).
 ---@param given? { group: Group }
 ---   group: the ranks that have the data (default: the world)
 ---@return Metric

@@ -324,9 +324,9 @@ local function finish(p, ok, ...)
   return p, ...
 end
 
---- Records while fn runs. May also be called as `profile(fn)`. With a schedule, only the steps that it says are recorded:
---- fn is called with an object p, and calls p:step() at the end of each step. Returns the last profile, which has fewer
---- steps if fn ends within a cycle.
+--- Records while fn runs. May also be called as `profile(fn)`. With a schedule, only the steps that it selects are
+--- recorded: fn is called with an object p, and calls p:step() at the end of each step. Returns the last profile, which
+--- has fewer steps if fn ends within a cycle.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean, schedule: function, on_trace_ready: fun(p: Profile) }
 ---   limit: largest number of ranges to keep (56 bytes each); with_modules: also records calls of modules;
 ---   record_shapes: also records the shapes of operators' inputs; schedule: a result of profiler.schedule;

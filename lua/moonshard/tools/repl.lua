@@ -19,8 +19,8 @@ local M = {
   help = require("moonshard.tools.prompt.help").help,
 }
 
--- Waits for a line from a terminal or for Ctrl-C. A terminal delivers whole lines, so Lua's buffer contains none. The
--- flag that Ctrl-C sets is polled ten times a second, because a signal just before a read does not interrupt the read.
+-- Waits for a line from a terminal or for Ctrl-C. A terminal delivers one line per read, so Lua has no other buffered.
+-- The flag that Ctrl-C sets is polled ten times a second: a signal just before a read does not interrupt the read.
 M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
 local function wait_for_line(prompt, session)
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
@@ -92,7 +92,7 @@ function M.refuse_ranks()
   os.exit(2, true)
 end
 
---- Reads and runs input and prints results, until the end of input.
+--- Reads and runs input and prints results, until the end of the input or a command that leaves.
 ---@param given? {quiet: boolean, session: Session}  session: the ranks that run the input; nil: this process
 function M.run(given)
   local session = given and given.session or alone

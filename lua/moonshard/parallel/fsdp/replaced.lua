@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Handles parameters that a script assigned to fields of a sharded module. Those assigned between fully_shard and the
---- first forward replace the unit's old ones; later, and in an fsdp.FSDP instance without use_orig_params, they are an
---- error.
+--- Handles parameters that a script assigned to fields of a sharded module. Plain, whole parameters assigned between
+--- fully_shard and the first forward replace the unit's old ones. Later assignments are an error, and so are all
+--- assignments to fields of an fsdp.FSDP instance without use_orig_params.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -58,8 +58,8 @@ local function leave_meta(unit, by, kept)
   return true
 end
 
---- At the first forward, makes a unit use the parameters that replaced its own. Other replacements remain; M.check
---- reports them.
+--- At the first forward, makes a unit use the parameters that replaced its own. Replacements that it cannot use stay in
+--- their fields, and M.check raises for them.
 function M.take_in(unit)
   local by, kept = replacements(unit)
   if next(by) == nil then return end

@@ -3,7 +3,7 @@
 ---
 --- Shape, numel and dtype are those of the whole tensor; the values are this rank's part, `to_local()`. Operations that
 --- make sense on a part alone (fills, in-place arithmetic with numbers, copies, comparisons with an equally sharded
---- tensor) run on it. The engine refuses all others, with an error that names to_local and full_tensor. While its
+--- tensor) run on it. All others raise an error, which mostly names to_local and full_tensor as remedies. While its
 --- module runs, a parameter is whole and behaves as an ordinary tensor.
 local calls = require "moonshard.dist.calls"
 local dtypes = require "moonshard.core.dtypes"
@@ -67,8 +67,8 @@ end
 
 -- ---- parts ---------------------------------------------------------------------------------------
 
---- This rank's part as a plain tensor. For a parameter the result is the leaf that optimizers step, and every call
---- returns the same object.
+--- This rank's part as a plain tensor. For a parameter the result is the leaf that optimizers step, the same object at
+--- every call until the parameter gets another local tensor.
 ---@return Tensor
 function methods.to_local(t)
   local id = rawget(t, "_of") and t._local.id or lib.ms_unit_local(t.id)

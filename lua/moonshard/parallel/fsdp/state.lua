@@ -27,9 +27,9 @@ function M.kind_of(t, kind)
   return "full"
 end
 
---- Returns every parameter and persistent buffer by name. "full": plain whole tensors (with rank0_only, all other ranks
---- get an empty table); "sharded": sharded tensors; "local": this rank's parts. The last two share the model's storage,
---- unless they are moved to the CPU. FSDP instances with no_shard always give whole tensors.
+--- Returns every parameter and persistent buffer by name. "full": plain whole tensors; "sharded": sharded tensors;
+--- "local": this rank's parts. With rank0_only, ranks other than 0 get an empty table. Only gathered tensors and those
+--- cast or moved to the CPU are copies. FSDP instances with no_shard always give whole tensors.
 ---@param m table  a model with sharded modules
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"; offload_to_cpu: tensors that are not sharded are moved to the CPU
 ---@return table<string, Tensor>
@@ -95,14 +95,14 @@ local function like(p, t)
   if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
 end
 
---- Whether t must be gathered before this rank can read its part of it.
+--- Whether loading t into p must first gather t.
 function M.is_gathered(p, t)
   if not tensor.is_tensor(t) or not sharded.is_sharded(t) then return false end
   return not sharded.is_sharded(p) or not sharded.is_part_of(p, t)
 end
 
--- Checks a value t for one of the model's tensors: t may be whole, sharded, or this rank's part. Returns what is wrong,
--- or nil.
+-- Checks that t, which may be whole, sharded, or this rank's part, fits `value`, one of the model's tensors. Returns
+-- what is wrong, or nil.
 local function check_fit(name, value, t)
   if not tensor.is_tensor(t) then
     return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t))
@@ -173,9 +173,9 @@ local function take_flat(m, sd)
   return list, rest
 end
 
---- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others pass `{}`). With assign,
---- tensors on meta are allocated on the devices of the state dict's tensors (on the CPU with broadcast_from_rank0); all
---- other tensors receive copies. State dicts of PyTorch count the elements of containers from 0: use count_from = 0. If
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's, of whole tensors, is read (the others pass
+--- `{}`). With assign, the model's tensors on meta are first allocated on the devices of the state dict's tensors (with
+--- broadcast_from_rank0: on the CPU). PyTorch counts the elements of containers from 0: use count_from = 0 for its. If
 --- one rank refuses the state dict, all ranks refuse it, before anything changes; names that load_state_dict post hooks
 --- may edit are checked at the end.
 ---@param m table  a model with sharded modules

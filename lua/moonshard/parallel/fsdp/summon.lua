@@ -45,7 +45,8 @@ local function check(units, o)
   end
 end
 
--- Gives each original parameter its whole gradient, gathered from the pieces' reduced gradients.
+-- Gives each original parameter a copy of its whole gradient: gathered from the pieces' gradients or, if it was not
+-- reduced, this rank's own.
 local function show_grads(units)
   for _, unit in ipairs(units) do
     for _, p in ipairs(unit.originals) do
@@ -70,7 +71,7 @@ local function drop_grads(units)
   end
 end
 
--- Removes the whole gradients. With writeback or no_shard, first copies the script's changes back to the pieces.
+-- Removes the whole gradients. With writeback or no_shard, first copies the script's changes to the pieces' gradients.
 local function hide_grads(units, writeback)
   for _, unit in ipairs(units) do
     local back = writeback or unit.placed.strategy == "no_shard"

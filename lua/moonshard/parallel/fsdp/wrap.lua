@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Selects the submodules of a module that become separate FSDP instances (docs/semantics.md#wrapping).
 ---
---- There are two kinds of policy. A function `fn(module, recurse, remaining)` is first called with recurse = true; if it
---- returns false, the module and its children are left out. Otherwise it is called again after the children, except for
---- the root, to decide whether to wrap the module (remaining: the number of elements of its parameters that are not yet
---- wrapped). If mixed precision excludes classes, all children are visited, and both calls follow them. A policy object
+--- There are two kinds of policy. A function `fn(module, recurse, remaining)` is first called with recurse = true; if
+--- it returns false, the module and its children are left out. Otherwise it is called again after the children, except
+--- for the root, to decide whether to wrap the module (remaining: how many elements of its parameters are not wrapped
+--- yet). If mixed precision excludes classes, all children are visited, and both calls follow them. A policy object
 --- (module_wrap_policy, custom_policy) selects all modules to wrap at once, with their options.
 local context = require "moonshard.core.context"
 local class = require "moonshard.core.class"
@@ -196,7 +196,8 @@ local function put(parent, name, child)
   if position and rawget(parent, position) ~= nil then parent[position] = child else parent[name] = child end
 end
 
--- Wraps with a function policy, innermost modules first. Returns m or its wrapper, and the number of wrapped elements.
+-- Wraps m and the modules below it by a function policy, innermost first. Returns m or its wrapper, and the number of
+-- parameter elements that are wrapped; 0 if an earlier call wrapped m.
 local function recurse_into(m, c, only_children)
   if c.done[m] then return c.done[m], 0 end
   local total = 0

@@ -19,7 +19,7 @@ local M = {}
 
 local function sizes(p) return tostring(p.shape) end
 
---- Copies tensors that replaced parameters into the shard, and restores the parameters.
+--- Copies tensors that replaced parameters into the shard, and assigns the parameters to their fields again.
 function M.write_back(unit)
   for _, place in ipairs(unit.places) do
     local m, name, p = place[1], place[2], place[3]
@@ -43,8 +43,8 @@ function M.write_back(unit)
   end
 end
 
---- Calls M.write_back for each unit in the list with use_orig_params, unless its check is switched off. Called before
---- state dicts, before summon_full_params, and before a root's forward, which gathers some units early.
+--- Calls M.write_back for each unit in the list with use_orig_params, unless FSDP_SKIP_WRITEBACK_CHECK was set to 1.
+--- Called before state dicts, before summon_full_params, and before a root's forward, which gathers some units early.
 function M.write_back_all(units)
   for _, unit in ipairs(units) do
     if unit.replaces and not unit.switches.skip_writeback_check then M.write_back(unit) end

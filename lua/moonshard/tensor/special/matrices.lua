@@ -255,7 +255,7 @@ end
 ---@param A Tensor  [..., M, N]
 ---@param given? { atol: number, rtol: number, hermitian: boolean }
 ---   atol: singular values up to it count as 0 (default: 0); rtol: so do those up to rtol times the largest one
----   (default: the dtype's precision times max(M, N), or 0 if atol is given); hermitian: accepted for scripts of
+---   (default: the dtype's precision times max(M, N), or 0 if atol is above 0); hermitian: accepted for scripts of
 ---   PyTorch and ignored
 ---@return Tensor  [..., N, M]
 function M.pinv(A, given)
@@ -343,8 +343,8 @@ function M.matrix_power(A, n)
   end)
 end
 
---- The exponential of square matrices, I + A + A^2 / 2 + ...: the terms up to the 18th for A divided by a power of 2,
---- and their sum squared as often as A was halved. Waits for the device, to read A's largest column sum.
+--- The exponential of square matrices, I + A + A^2 / 2 + ...: halves A until its largest column sum of absolute values
+--- is at most 0.5, adds the terms up to the 18th power, and squares the sum as often. Waits for the device.
 ---@param A Tensor  [..., N, N]
 ---@return Tensor  of A's shape
 function M.matrix_exp(A)

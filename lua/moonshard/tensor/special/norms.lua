@@ -66,7 +66,8 @@ local function matrix_norm(who, A, ord, dims, keepdim)
 end
 
 --- The norm of matrices. "fro": the root of the sum of squares; "nuc": the sum of singular values; 2, -2: the largest
---- and smallest one; 1, -1: the largest and smallest sum of a column's absolute values; math.huge, -math.huge: of a row's.
+--- and smallest one; 1, -1: the largest and smallest sum of a column's absolute values; math.huge, -math.huge: of a
+--- row's.
 ---@param A Tensor  [..., M, N]
 ---@param ord? number|string  (default: "fro")
 ---@param given? { dim: integer[], keepdim: boolean }
@@ -133,7 +134,7 @@ local EPSILON = { float32 = 2 ^ -23, float64 = 2 ^ -52 }
 ---@param A Tensor  [..., M, N]
 ---@param given? { atol: number, rtol: number, tol: number, hermitian: boolean }
 ---   atol: a limit (default: 0); rtol: a limit, relative to the largest singular value (default: the dtype's precision
----   times max(M, N), or 0 if atol is given); tol: atol by an older name; hermitian: accepted for scripts of PyTorch
+---   times max(M, N), or 0 if atol is above 0); tol: atol by an older name; hermitian: accepted for scripts of PyTorch
 ---   and ignored
 ---@return Tensor  [...], int64
 function M.matrix_rank(A, given)

@@ -9,7 +9,7 @@ local ffi, lib = engine.ffi, engine.lib
 
 local M = {}
 
--- NVIDIA GPUs on the PCI bus: vendor 0x10de, class 03 (display) of any kind.
+-- The number of NVIDIA GPUs on the PCI bus: vendor 0x10de, class 03 (display) of any kind.
 local function on_bus()
   local n, folder = 0, "/sys/bus/pci/devices"
   if lfs.attributes(folder, "mode") ~= "directory" then return 0 end

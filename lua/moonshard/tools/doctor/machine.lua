@@ -129,7 +129,7 @@ function M.memory(line)
     end
   end
   local rate = copy_rate()
-  -- One thread usually copies faster on a processor of the last ten years.
+  -- One thread of a processor of the last ten years usually reads and writes more than this.
   if rate < 4e9 then
     line("slow", "copies", read.bytes(rate) .. "/s, read and written",
       "end other busy processes; virtual machines on one host share its memory bandwidth")

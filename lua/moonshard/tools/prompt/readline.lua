@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Reads lines at the prompt with GNU readline: editing, history, completion. Used only if the library is installed and
---- the input is a terminal other than a "dumb" one, or a launcher passes on a terminal's keys. line.lua declares moonshard_wait and
---- moonshard_is_terminal.
+--- the input is a terminal other than a "dumb" one, or a launcher passes on a terminal's keys. line.lua declares
+--- moonshard_wait and moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
@@ -65,7 +65,8 @@ local function c_string(text)
   return p
 end
 
--- Converts matches to readline's format: the longest common prefix, the matches if there are several, NULL; by malloc.
+-- Converts matches to readline's format: the longest common prefix, the matches if there are several, and NULL; all of
+-- them are allocated by malloc.
 local function c_matches(list)
   local common = list[1]
   for k = 2, #list do
@@ -182,7 +183,7 @@ local function remember(line, before)
   if file then library.write_history(file) end
 end
 
--- Must not be compiled, because readline calls back into Lua.
+-- Must not be compiled by the JIT, because readline calls back into Lua.
 local function read(prompt, before)
   local p = library.readline(prompt)
   if engine.state.interrupted ~= 0 then

@@ -50,7 +50,7 @@ end
 ---@field fd integer  descriptor; -1: closed by this end
 ---@field pid integer  the process at the other end
 ---@field closed boolean?  true: one of the ends has closed it
----@field left string  bytes that have arrived and were not taken yet
+---@field left string  bytes that have arrived and that `next` has not returned yet
 local Channel = {}
 Channel.__index = Channel
 
@@ -65,7 +65,7 @@ function M.fresh_name()
   return "moonshard-prompt-" .. bytes:gsub(".", function(c) return ("%02x"):format(c:byte()) end)
 end
 
---- Listens under a name. Returns nil if the name is taken.
+--- Listens under a name. Returns nil if the name is taken, or listening fails for another reason.
 ---@param name string
 ---@return integer? fd
 function M.listen(name)
@@ -89,7 +89,7 @@ function M.accept(fd)
   C.moonshard_close(other)
 end
 
---- Connects to a name; nil if nothing of this user listens there.
+--- Connects to a name; nil if that fails, or a process of another user listens there.
 ---@param name string
 ---@return Channel?
 function M.connect(name)
@@ -102,8 +102,8 @@ function M.connect(name)
   C.moonshard_close(fd)
 end
 
---- Waits until a descriptor has input or is closed. Returns the set of such descriptors; it is empty if the time is
---- over or a signal arrived.
+--- Waits until a descriptor has input or is closed. Returns the set of such descriptors; it is empty after a timeout or
+--- a signal.
 ---@param fds integer[]
 ---@param ms integer  -1: without limit
 ---@return table<integer, boolean>
@@ -120,7 +120,8 @@ end
 
 local chunk = ffi.new "char[65536]"
 
---- Reads what has arrived, without waiting. Returns nil at the end of the stream, "" if nothing has arrived.
+--- Reads what has arrived, without waiting. Returns nil at the end of the stream or after an error, "" if nothing has
+--- arrived.
 ---@return string?
 function Channel:read()
   if self.closed then return nil end
