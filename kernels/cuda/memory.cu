@@ -194,9 +194,9 @@ static ms_status decide(int index, void *p)
             return ms__fail(MS_EINVAL, "cuda:%d: MOONSHARD_CUDA_SHARE is '%s', expected ipc, fd or staging", index,
                             chosen);
         if (way == DESCRIPTORS && !the_driver().complete)
-            return ms__fail(MS_EUNSUPPORTED,
-                            "cuda:%d: MOONSHARD_CUDA_SHARE is fd, but the driver lacks cuMemCreate or a related function",
-                            index);
+            return ms__fail(
+                MS_EUNSUPPORTED,
+                "cuda:%d: MOONSHARD_CUDA_SHARE is fd, but the driver lacks cuMemCreate or related functions", index);
     } else if (p) {
         cudaIpcMemHandle_t h;
         bool has_handle = cudaIpcGetMemHandle(&h, p) == cudaSuccess;
