@@ -28,7 +28,8 @@ static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
         if (n == 0 || x->numel % n != 0)
             return ms__call_fail(
                 c,
-                "shape %s: the product of the sizes other than -1 does not divide %lld, the number of elements of %s",
+                "shape %s: the product of the sizes other than -1 must be positive and divide %lld, the number of "
+                "elements of %s",
                 ms__shape_text(c->n_i, c->i), (long long)x->numel, ms__tensor_text(x));
         shape[unknown] = x->numel / n;
     } else if (n != x->numel) {

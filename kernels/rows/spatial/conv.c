@@ -180,9 +180,9 @@ static ms_status transposed_check(ms_call *c)
         int64_t reach = dilation * (w->shape[2 + k] - 1);
         if (x->shape[2 + k] < 1 || shape[2 + k] > INT64_MAX - reach || shape[2 + k] + reach < 1)
             return ms__call_fail(c,
-                                 "the output would have no element: the input is %s, dimension %d: kernel %lld, stride "
-                                 "%lld, padding %lld, dilation %lld",
-                                 ms__shape_text(ndim, x->shape), k + 3, (long long)w->shape[2 + k], (long long)stride,
+                                 "dimension %d of the input %s gives no valid output size with kernel %lld, stride "
+                                 "%lld, padding %lld and dilation %lld",
+                                 k + 3, ms__shape_text(ndim, x->shape), (long long)w->shape[2 + k], (long long)stride,
                                  (long long)padding, (long long)dilation);
         shape[2 + k] += reach;
     }

@@ -61,7 +61,7 @@ function M.unzip(path, who)
   local ending = math.max(1, #text - 65557)
   local at
   for found in text:sub(ending):gmatch "()PK\5\6" do at = ending + found - 1 end
-  if not at or at + 21 > #text then errors.raise("%s: '%s' is not a zip archive", who, path) end
+  if not at or at + 21 > #text then errors.raise("%s: '%s' is not a zip archive, or is incomplete", who, path) end
   local count, here, list = little(text, at + 10, 2), little(text, at + 16, 4) + 1, {}
   for k = 1, count do
     if text:sub(here, here + 3) ~= "PK\1\2" or here + 45 > #text then failed(who, path, "the archive's directory is incomplete") end

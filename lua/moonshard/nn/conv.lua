@@ -67,7 +67,8 @@ end
 local function output_padding(self, x, output_size)
   local name, how, d, more = self:class_name(), self.how, #self.kernel, {}
   opts.need(opts.is_plain(output_size) and (#output_size == d or #output_size == x.ndim), output_size,
-    ("a list of %d sizes, or of all sizes of the output"):format(d), "%s: argument 2, the output size,", name)
+    ("a list of %d size%s, or of all sizes of the output"):format(d, d == 1 and "" or "s"),
+    "%s: argument 2, the output size,", name)
   for k = 1, d do
     local wanted = output_size[#output_size - d + k]
     local least = (x:size(x.ndim - d + k) - 1) * how.stride[k] - 2 * how.before[k]

@@ -83,7 +83,7 @@ local function construct(self, params, given, spec)
       (module or type(params) == "function") and "; write model:parameters()" or "")
   end
   if params[1] == nil and next(params) ~= nil then
-    raise("%s: argument 1 has named entries, expected a list of leaves or of groups { params = ... }", who)
+    raise("%s: argument 1 has entries but no element 1, expected a list of leaves or of groups { params = ... }", who)
   end
   if params[1] == nil then
     raise("%s: the list of parameters is empty; modules register what is assigned to their fields (layers, nn.Parameter), not the contents of plain tables", who)
