@@ -135,7 +135,8 @@ describe("what a script hands to autograd and scopes", function()
       if runs > 1 then return a * 2, a end
       return a * 2
     end, x)
-    fails("returned another number of values when it was recomputed, 2, than in the forward, 1", function() y:sum():backward() return end)
+    fails("the number of results was 2 when the function was recomputed, but 1 in the forward",
+      function() y:sum():backward() return end)
     local saves = ms.Function { forward = function(ctx, a) ctx:save(a, 3) return a * 2 end,
       backward = function(_, g) return g end }
     fails("ctx:save: argument 2 is a number (3)", function() local z = saves(x) return z end)

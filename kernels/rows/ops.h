@@ -34,7 +34,7 @@ static inline ms_status ms__check_writable(const ms_call *c)
     for (int d = 0; d < t->ndim; d++)
         if (MS_UNLIKELY(t->stride[d] == 0 && t->shape[d] > 1))
             return ms__call_fail(c,
-                                 "%s is an expanded view: several of its elements share one place in memory; clone() "
+                                 "%s is an expanded view: several of its elements share one memory address; clone() "
                                  "it before writing in place",
                                  ms__tensor_text(t));
     return MS_OK;

@@ -40,7 +40,7 @@ local function autocast(dtype, fn, ...)
   if dtype ~= nil and not HALF.test(dtype) then
     local kind = type(dtype) == "string" and dtype:match "^%l+"
     if kind == "cpu" or kind == "cuda" then
-      opts.wrong(dtype, "the dtype, 'bfloat16' or 'float16', which holds on all devices", "autocast: argument 1")
+      opts.wrong(dtype, "the dtype, 'bfloat16' or 'float16'; autocast acts on all devices", "autocast: argument 1")
     end
     opts.expect(dtype, HALF, "autocast: dtype")
   end

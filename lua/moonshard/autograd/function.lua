@@ -310,7 +310,8 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   lib.ms_rng_set(seed, offset)
   if not ok then error(outs, 0) end
   if outs.n ~= entry.n_outs then
-    errors.raise("checkpoint: the function returned another number of values when it was recomputed, %d, than in the forward, %d", outs.n, entry.n_outs)
+    errors.raise("checkpoint: the number of results was %d when the function was recomputed, but %d in the forward; "
+      .. "both must be the same", outs.n, entry.n_outs)
   end
   local list, any = {}, false
   for m, k in ipairs(entry.outs) do

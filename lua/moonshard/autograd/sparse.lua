@@ -88,8 +88,8 @@ function M.sparse_coo(indices, values, shape, given)
     opts.need(opts.whole_from(0).test(whole[k]) and whole[k] <= 2 ^ 53, whole[k], "a whole number from 0 to 2^53",
       "%s: size %d", who, k)
     if k > d and whole[k] ~= values:size(k - d + 1) then
-      errors.raise("%s: size %d of shape %s is %d, but the values have size %d there", who, k, tostring(whole), whole[k],
-        values:size(k - d + 1))
+      errors.raise("%s: size %d of shape %s is %d, expected that of dimension %d of the values, %d", who, k,
+        tostring(whole), whole[k], k - d + 1, values:size(k - d + 1))
     end
   end
   local t = autograd.no_grad(function()

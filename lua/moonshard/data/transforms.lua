@@ -72,7 +72,7 @@ end
 local function column(values, who, k, dtype)
   if type(values) == "number" then values = { values } end
   opts.need(type(values) == "table" and #values > 0, values,
-    "a number, or a list of one for each channel; mean and std are given by position", "%s: argument %d", who, k)
+    "a number, or a list of one number per channel; mean and std are given by position", "%s: argument %d", who, k)
   for j, v in ipairs(values) do opts.expect(v, opts.number, "%s: argument %d: number %d", who, k, j) end
   return create.tensor(values, { dtype = dtype }):reshape(#values, 1, 1)
 end

@@ -37,7 +37,7 @@ local function inflate(text, bits, who, path)
     local more = status == 0 and (s.avail_in > 0 or s.avail_out == 0)
   until not more
   z.moonshard_inflate_end(s)
-  if status ~= 1 then failed(who, path, "its compressed data do not end where they should") end
+  if status ~= 1 then failed(who, path, "its compressed data are invalid or incomplete") end
   return table.concat(parts)
 end
 

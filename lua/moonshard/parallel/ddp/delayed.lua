@@ -42,8 +42,8 @@ end
 ---@return Delayed?
 function M.resolve(m, list, hook, sparse)
   if (list == nil) ~= (hook == nil) then
-    raise("DDP: options 'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' must be given together: the gradients of the list are reduced "
-      .. "when the gradient of that parameter has arrived")
+    raise("DDP: options 'delay_all_reduce_named_params' and 'param_to_hook_all_reduce' must be given "
+      .. "together: the gradients of the first are reduced when the gradient of the second has arrived")
   end
   if list == nil then return nil end
   local known, names = {}, {}
