@@ -65,9 +65,9 @@ int ms_optim_is_plain(const ms_optim_options *o)
 
 // ---- passes ----
 
-// flush_tiny makes subnormal numbers count as 0, only during the step: squares of small gradients are often subnormal,
-// and arithmetic with subnormals can take a hundred times as long. keep_tiny ends that for conversions of half types,
-// which compute with subnormals (tensor/dtype.h). Both return the previous mode, which set_tiny restores.
+// On x86-64, flush_tiny makes subnormal numbers count as 0 during the step: squares of small gradients are often
+// subnormal, and arithmetic with subnormals can take a hundred times as long. keep_tiny ends that for conversions of
+// half types, which compute with subnormals (tensor/dtype.h). Both return the previous mode, which set_tiny restores.
 #if defined(__x86_64__)
 enum { TINY = 0x8040 };  // bits: flush to zero, denormals are zero
 static void set_tiny(unsigned mode) { _mm_setcsr(mode); }

@@ -223,7 +223,7 @@ function M.check(model, o)
   if mode == "after" then sharded = sharded:to(device) end
   local strategy, loss_dtype = o.strategy or "full_shard", o.loss_dtype or low or "float32"
   local reshards = strategy == "full_shard" or strategy == "hybrid_shard"
-  local managed = not o.unmanaged         -- unmanaged parameters are where the model was moved
+  local managed = not o.unmanaged         -- unmanaged parameters stay on the device of the model
   local function train()
     return M.train(sharded, {
       num_iters = o.num_iters, scaler = o.scaler, save_model = o.save_model ~= false, loss_dtype = loss_dtype,

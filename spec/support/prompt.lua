@@ -10,7 +10,7 @@ local own_folder = process.temp_folder()
 local inputrc = own_folder .. "/inputrc"
 process.write(inputrc, "set enable-bracketed-paste off\n")
 
-local typed = 0                                         -- lines and Ctrl-C, at all prompts
+local typed = 0                                         -- number of lines and Ctrl-C typed at all prompts
 
 --- Removes the files of this module, and prints how many lines and Ctrl-C were typed.
 function M.remove()

@@ -26,7 +26,7 @@ struct async_copy {
 };
 struct fiber {
     place at;
-    void *sp = nullptr;  // the stack pointer at which it was suspended
+    void *sp = nullptr;  // the stack pointer at which the fiber was suspended
     char *stack = nullptr;
     bool finished = false;
     int waits = 0;                     // 0: runs, 1: waits at the block's barrier, 2: at its warp's barrier

@@ -49,7 +49,7 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s)
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e)
 {
-    delete e;  // also where the call is to fail: the emulator itself must not leak
+    delete e;  // also if the mode `fail` makes this call fail: the emulator itself must not leak
     MS_MAY_FAIL(cudaGraphExecDestroy);
     return cudaSuccess;
 }
