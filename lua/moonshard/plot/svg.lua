@@ -23,7 +23,8 @@ local STYLE = [[<style>
 .plot .points { fill: var(--c); fill-opacity: .75 } .plot .bars { fill: var(--c); fill-opacity: .85 }
 </style>]]
 
---- Escapes text for XML contents and attributes; invalid UTF-8 and control characters become U+FFFD.
+--- Escapes text for XML contents and attributes. Invalid UTF-8 and the control characters that XML forbids become
+--- U+FFFD.
 ---@param text string
 ---@return string
 function M.escape(text)

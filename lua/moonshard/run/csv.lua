@@ -16,7 +16,7 @@ local PART = 65536                                      -- bytes per write of a 
 local Csv = {}
 Csv.__index = Csv
 
--- A value that is not a finite number is null in metrics.jsonl, and empty here.
+-- A value that is not a finite number is null in metrics.jsonl, and empty in metrics.csv.
 local function put_row(buffer, object, columns)
   for k = 1, #columns do
     local value = object[columns[k]]

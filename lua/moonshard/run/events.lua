@@ -20,7 +20,7 @@ end
 local int32, uint64, float32, float64 = ffi.typeof "int32_t *", ffi.typeof "uint64_t *", ffi.typeof "float *",
   ffi.typeof "double *"
 
-local HEAD, FOOT = 12, 4                                -- length and its checksum; the checksum of the data
+local HEAD, FOOT = 12, 4                                -- bytes: the length and its checksum; the data's checksum
 
 -- Ends the record whose data begin HEAD bytes after `at` and reach to the end of the buffer.
 local function close_record(buffer, at)

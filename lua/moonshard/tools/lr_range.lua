@@ -60,8 +60,8 @@ local function over_ranks(loss)
 end
 
 --- Trains for `steps` steps with a learning rate that grows exponentially from `from` to `to`, and restores parameters
---- and optimizer afterwards. Stops early when the loss is not finite or the smoothed loss exceeds `stop` times its
---- lowest value. Over ranks, all of them make the call, and the loss is the mean of theirs. The result prints the
+--- and optimizer afterwards. Stops early when, from step 2 on, the loss is not finite or the smoothed loss exceeds
+--- `stop` times its lowest value. Every rank makes the call, and the loss is the mean over them. The result prints the
 --- curve; `result:plot():save "range.svg"` writes it as SVG. Errors: the test ends before its third step.
 ---@param optimizer Optimizer  of the model to train
 ---@param step fun(step: integer): number|Tensor  makes gradients and returns the loss; the test calls the optimizer's step

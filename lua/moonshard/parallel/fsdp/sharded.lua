@@ -351,7 +351,8 @@ for _, name in ipairs { "placements", "device_mesh" } do
   end
 end
 
--- The data that determine where each rank's part of p is; in a flat unit, those of all parameters in order.
+-- A text of the data that determine where each rank's part of p is. In a flat parameter these are the shapes of all its
+-- parameters, in order, and p's number among them.
 local function plan_of(p)
   local unit, s = rawget(p, "_unit"), shard_info(p)
   if s.layout ~= C.MS_LAYOUT_FLAT then

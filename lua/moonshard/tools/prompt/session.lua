@@ -395,7 +395,7 @@ function Session:settle(signalled)
   return true
 end
 
---- Runs a line on all ranks, or on one, and prints its results.
+--- Runs a line or a file, or explains a name, on all ranks or on one, and prints the results.
 ---@param kind "line"|"file"|"help"
 ---@param text string
 ---@param only? integer  the only rank that runs it
