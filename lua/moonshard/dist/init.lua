@@ -314,7 +314,7 @@ end
 
 --- Rank src passes a list with one tensor per rank; each rank receives its tensor in out.
 ---@param out Tensor  written; this rank's entry of list
----@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
+---@param list Tensor[]?  on rank src: a tensor of out's shape and dtype for each rank; nil on the other ranks
 ---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
 ---@return Work?  only with async
 function dist.scatter(out, list, given)

@@ -70,7 +70,7 @@ return function(dist)
   end
 
   --- Makes a group of each list of ranks. Collective over the world; every rank must pass the same lists.
-  ---@param lists integer[][]  numbers of ranks in the parent, from 0; no rank is in two lists
+  ---@param lists integer[][]  ranks, by their numbers in the parent, from 0; no rank is in two lists
   ---@param given? { parent: Group }  parent: the group to split (default: the world)
   ---@return Group?  this rank's group; nil if it is in no list
   function dist.split_group(lists, given)

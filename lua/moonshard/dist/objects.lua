@@ -28,7 +28,7 @@ return function(dist)
 
   --- Rank src passes a list with one Lua value per rank; each rank gets its value. Errors: functions and userdata,
   --- which cannot be sent; a list of another length.
-  ---@param list any[]?  the value of the group's rank r at index r + 1; nil on the other ranks
+  ---@param list any[]?  on rank src: the value of the group's rank r at index r + 1; nil on the other ranks
   ---@param given { src: integer, group: Group }  src: a rank of the world
   ---@return any
   function dist.scatter_object_list(list, given)
