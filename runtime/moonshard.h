@@ -980,7 +980,7 @@ MS_API void ms_capture_leave(void);
 // For a gradient scaler in a step that is being recorded. unless: sets *sum to the sum of the `found` tensors, of one
 // float32 element each. If *sum is not 0, ends the recording (ms_capture_leave). Otherwise a repetition does what is
 // recorded up to unless_end only if its own sum is 0, too. adapt: changes the scale by the rule, now and in each
-// repetition; *rule, which has the count of steps without infinities, must stay valid.
+// repetition; *rule, which has the count of steps with finite gradients, must stay valid.
 typedef struct ms_scale_rule {
     double growth_factor, backoff_factor, growth_interval, growth_tracker;
 } ms_scale_rule;

@@ -170,7 +170,7 @@ typedef struct {
     // Multiplies *scale by `bad` if *found is above 0, otherwise by `good` unless the product overflows float32.
     ms_status (*adapt)(int index, float *scale, const float *found, double bad, double good);
     // For captured steps. choose: copies each job's factors to the job, and counts the step that follows unless it is
-    // skipped. adapt_by: changes the scale and its count of steps without infinities by PyTorch's rule.
+    // skipped. adapt_by: changes the scale and its count of steps with finite gradients by PyTorch's rule.
     ms_status (*choose)(int index, const ms_optim_choice *c);
     ms_status (*adapt_by)(int index, const ms_scale_change *c);
 } ms_cuda_gradients;

@@ -74,7 +74,7 @@ typedef struct adapt_work {
     ms_scale_rule *rule;
     ms_captured_work *work;
     bool there;       // the GPU that has the scale adapts it
-    ms_tally *tally;  // if so: counts the steps without infinities
+    ms_tally *tally;  // if so: counts the steps with finite gradients
     struct adapt_work *next;
 } adapt_work;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // train/tally.c -- counts that a GPU keeps for a captured step with a gradient scaler, because the GPU alone knows
-// which steps are skipped: the steps of an optimizer's leaves, or a scaler's steps without infinities.
+// which steps are skipped: the steps of an optimizer's leaves, or a scaler's steps with finite gradients.
 //
 // The numbers of the script are brought up to date by ms_tally_read, which waits. A count of steps is also stored in
 // pinned memory at each decision, where the host finds the latest one without waiting: it computes the factors of a
@@ -168,7 +168,7 @@ ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *n, uint32_t *ba
     return MS_OK;
 }
 
-// ---- steps without infinities ----
+// ---- steps with finite gradients ----
 
 double *ms__tally_tracker(const ms_tally *t) { return ms__data(t->there); }
 

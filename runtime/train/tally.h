@@ -6,7 +6,7 @@
 #include "device/device.h"
 
 // A new tally on a GPU (ms_tally_free drops one reference): of steps, which are added to numbers of the script
-// (ms__tally_adds), or of the steps without infinities that `rule` counts. NULL on failure.
+// (ms__tally_adds), or of the steps with finite gradients that `rule` counts. NULL on failure.
 ms_tally *ms__tally_new(int device, ms_scale_rule *rule);
 ms_tally *ms__tally_hold(ms_tally *t);
 
@@ -26,7 +26,7 @@ ms_status ms__tally_ready(ms_tally *t);
 // if there are more. *base: the GPU's count without the pending decisions.
 ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *pending, uint32_t *base);
 
-double *ms__tally_tracker(const ms_tally *t);  // the count of steps without infinities, on the GPU
+double *ms__tally_tracker(const ms_tally *t);  // the count of steps with finite gradients, on the GPU
 // Returns the count with which the next change of the scale begins. NaN: the count on the GPU. Any other count is the
 // rule's, which the script may have changed; it replaces that on the GPU.
 double ms__tally_next(ms_tally *t);

@@ -38,7 +38,7 @@ for step in ms.steps(120) do
   scaler:unscale_(optimizer)
   model:clip_grad_norm_(1)
   local before = scaler:get_scale()
-  scaler:step(optimizer)                                -- skipped if a gradient is infinite on any rank
+  scaler:step(optimizer)                                -- skipped if a gradient is inf or NaN on any rank
   scaler:update()
   optimizer:zero_grad()
   if scaler:get_scale() < before then skipped = skipped + 1 end

@@ -43,7 +43,7 @@ end
 ---@param found Tensor[]  found_inf of all optimizers
 ---@param rule ffi.cdata*  ms_scale_rule
 ---@param before fun(tally: Tally?)  called before a repetition; must refer to the owner of rule, which then lives as
----   long as the step. tally: counts the steps without infinities, if a GPU does
+---   long as the step. tally: counts the steps with finite gradients, if a GPU does
 function M.adapt(scale, found, rule, before)
   local n, ids = ids_of(found)
   if lib.ms_capture_adapt(scale.id, n, ids, rule) ~= 0 then errors.fail(scale) end

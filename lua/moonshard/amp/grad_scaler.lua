@@ -43,7 +43,7 @@ local function construct(self, given, spec)
   if o.enabled and o.growth_factor <= 1 then raise("The growth factor must be > 1.0.") end
   if o.enabled and o.backoff_factor >= 1 then raise("The backoff factor must be < 1.0.") end
   self._enabled, self._init_scale = o.enabled, o.init_scale
-  -- The 0 is growth_tracker: the number of steps without infinities since the scale changed.
+  -- The 0 is growth_tracker: the number of steps with finite gradients since the scale changed.
   self._rule = engine.ffi.new("ms_scale_rule", { o.growth_factor, o.backoff_factor, o.growth_interval, 0 })
   self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
   -- The Flag of the last step, if at its update() only a GPU knew whether it was skipped; the Tally of a captured step
