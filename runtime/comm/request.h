@@ -35,8 +35,8 @@ typedef struct {
     uint64_t stride, bytes, total;  // in bytes
 } ms_part;
 
-// How errors, reports and recordings describe a collective. The ranks compare all fields except site and part_of, and
-// unless text_only is set, unit and model.
+// How errors, reports and recordings describe a collective. The ranks compare part and text_only, and unit and model
+// unless text_only is set.
 typedef struct {
     const char *unit;     // name of the unit whose collective this is; NULL: none
     const char *site;     // the script's line; NULL: unknown

@@ -307,7 +307,7 @@ static void make_graphs(ms_captured *c)
 }
 
 // Launches the graph that begins with w. The host does not wait until the numbers are on the device: the driver has
-// read them when copy returns.
+// read them when `send` returns.
 static ms_status launch_graph(ms_captured *c, const ms_captured_work *w)
 {
     const ms_cuda_table *t = ms__cuda();

@@ -13,7 +13,7 @@ extern "C" {
 
 // A tensor with t's memory, shape and dtype that lives as long as the step; borrowed. Memory from outside of the
 // recording is kept, and checked before each repetition. NULL if t is NULL, or if there is no memory (the step is then
-// refused when it ends).
+// refused when its recording ends).
 ms_tensor *ms__capture_tensor(ms_captured *c, ms_tensor *t);
 ms_storage *ms__capture_storage(ms_captured *c, ms_storage *s);
 // Whether t's memory is from outside of the recording, so that scripts may see what the step writes there.

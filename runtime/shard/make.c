@@ -97,8 +97,8 @@ static void choose_dtypes(unit *u)
 
 // Decides where a unit computes and where its shards are, given that its module is on `device`; a device in the options
 // takes precedence when the unit is made. Offloaded shards are moved to the CPU then, and their unit always computes on
-// the device in the options, or else on the module's first one other than meta. A script may move the shards with the
-// module, but offloaded shards can only be gathered from the CPU. made: the unit is being made, not moved.
+// the device in the options, or else on the module's first device other than meta. A script may move the shards with
+// the module, but offloaded shards can only be gathered from the CPU. made: the unit is being made, not moved.
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;

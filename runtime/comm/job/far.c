@@ -282,8 +282,8 @@ static char *room_of(const ms_coll *c)
     return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
 }
 
-// Called when a collective has ended with `status`. After a failure MPI may still write to the buffer, so the next
-// collective gets a new one.
+// Called when a collective has ended with `status`. After a failure MPI may still write to the buffer, so the
+// stream's next collective gets a new buffer.
 static void room_back(const ms_coll *c, char *room, ms_status status)
 {
     if (status == MS_OK) return;

@@ -64,7 +64,7 @@ static int joined(join_peer *p)
     return p->page ? __atomic_load_n(&p->page->joined, __ATOMIC_ACQUIRE) : 0;
 }
 
-// Whether this rank is the lowest one of this node that waits in dist.init and is not stopped. It then reports for all.
+// Whether this rank reports for all: it is the lowest one of this node that waits in dist.init and is not stopped.
 static bool reports(void)
 {
     for (int k = 0; k < n_peers; k++) {
