@@ -316,7 +316,8 @@ describe("errors of nn.lora", function()
     nn.lora(m, { target = "1" })
     assert.are.equal("lora: '1' has adapters already", said({ target = "%d" }, m))
     local sharded = ms.fsdp.fully_shard(model())
-    assert.are.equal("lora: parameter '1.weight' belongs to a sharded module already; call nn.lora first",
+    assert.are.equal("lora: parameter '1.weight' belongs to a sharded module already; call nn.lora before "
+      .. "sharding or wrapping",
       said({ target = "1" }, sharded))
     local tied = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, { bias = false }))
     tied[2].weight = tied[1].weight

@@ -394,7 +394,9 @@ local function check_unwrapped(model)
   for name, p in model:named_parameters() do
     local unit = rawget(p, "_unit") or rawget(p, "_flat")
     local owner = unit and "a sharded module" or rawget(p, "_replicas") and "nn.DDP"
-    if owner then raise("lora: parameter '%s' belongs to %s already; call nn.lora first", name, owner) end
+    if owner then
+      raise("lora: parameter '%s' belongs to %s already; call nn.lora before sharding or wrapping", name, owner)
+    end
   end
 end
 
