@@ -375,8 +375,8 @@ local function widen(t, n)
   return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
 end
 
--- Whether q, k and v fit, except that v's last dimension has another size. The operator itself refuses all other
--- differences.
+-- Whether the shapes of q, k and v match, except that v's last dimension has another size. The operator itself refuses
+-- all other differences.
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim

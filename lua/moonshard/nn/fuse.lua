@@ -14,7 +14,7 @@ local deepcopy = require "moonshard.tensor.util".deepcopy
 
 local M = {}
 
--- A copy of the layer with batch norm bn folded into its weight and bias. dim: the weight's dimension of output channels.
+-- A copy of the layer with batch norm bn folded into its weight and bias. dim: the weight's output channel dimension.
 local function fused(who, layer, bn, dim)
   opts.expect(layer, base.a_module, "%s: argument 1", who)
   opts.expect(bn, base.a_module, "%s: argument 2", who)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Low-rank adapters (Hu et al. 2021, "LoRA"): a frozen layer with weight W computes with W + alpha / rank * B A, of which
---- only the two small matrices A and B are trained.
+--- Low-rank adapters (Hu et al. 2021, "LoRA"): a frozen layer with weight W computes with W + alpha / rank * B A, of
+--- which only the two small matrices A and B are trained.
 ---
 --- A layer with adapters stays the same object; it gets the parameters lora_A and lora_B, beside its own, and the class
 --- "LoRA<Class>", which extends the class it had. Its own parameters keep their names.

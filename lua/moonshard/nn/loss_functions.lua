@@ -130,7 +130,7 @@ local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1),
 function M.huber_loss(input, target, given) return huber(input, target, given) end
 
 -- Raises if an element is not a number from 0 to 1. Unchecked: tensors on a GPU, whose values the host would wait for;
--- sharded ones and instances of tensor classes; and all while a step is captured, because it must not read values.
+-- sharded ones and instances of tensor classes; and all while a step is captured, which must not read values.
 local function check_probabilities(t, what)
   if t.device ~= "cpu" or t.dtype == "bool" or t.placements or t.id < 0 or t:numel() == 0 or capture.active() then return end
   local plain = t:detach()
@@ -225,7 +225,8 @@ end
 
 -- ---- classes ------------------------------------------------------------------------------------------
 
--- Log-probabilities [N, C, ...] and classes [N, ...] as rows [M, C] and ids [M]; weight is nil or has C elements.
+-- Returns log-probabilities [C], [N, C] or [N, C, ...] as rows [M, C], and classes [], [N] or [N, ...] as ids [M].
+-- Raises unless the shapes match and weight is nil or has C elements.
 local function rows_of(who, input, ids, weight)
   opts.expect(input, a_tensor, "%s: input", who)
   opts.expect(ids, a_tensor, "%s: target", who)

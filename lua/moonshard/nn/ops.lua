@@ -206,8 +206,8 @@ end
 
 local recurrent = { rnn = op "rnn", lstm = op "lstm", gru = op "gru" }
 
--- All steps of a recurrent layer in one direction. kind: "rnn", "lstm" or "gru"; x: the product of the input with its
--- weight, [T, N, gates * H], or packed; w: the weight of the state. o: optional inputs (bias, h, c, project,
+-- Runs all steps of a recurrent layer in one direction. kind: "rnn", "lstm" or "gru"; x: the product of the input with
+-- its weight, [T, N, gates * H], or packed; w: the weight of the state. o: optional inputs (bias, h, c, project,
 -- batch_sizes) and flags (reversed, relu). Returns y, h and, for "lstm", c.
 function M.recurrent(kind, x, w, o)
   a_in[0], a_in[1] = id_of(x, kind), id_of(w, kind, "weight_hh")

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- RNN, LSTM and GRU over sequences, of one length or packed. The product of the input with its weight is one operation
---- for all steps of a layer and direction, and the steps are another (the engine's rnn, lstm and gru).
+--- for all steps of a layer and direction, and the recurrence is another (the engine's rnn, lstm and gru).
 local cells = require "moonshard.nn.cells"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- PowerSGD for nn.DDP (Vogels, Karimireddy & Jaggi 2019; docs/semantics.md#ddp-hooks): sends a gradient matrix M as
---- two low-rank factors.
+--- two low-rank factors, P and Q.
 ---
 ---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
 ---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)

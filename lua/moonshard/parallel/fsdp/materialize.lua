@@ -109,8 +109,8 @@ function M.device(modules, device_id, ignored_params)
   return dtypes.canonical_device(dtypes.default_device(), "FSDP")
 end
 
---- Allocates and initializes tensors that are on meta: calls fn(module) or, if fn is nil, allocates them on the device
---- and calls the module's reset_parameters().
+--- Materializes modules: for each that has a tensor on meta, calls fn(module) or, if fn is nil, allocates all of the
+--- module's own tensors on the device and calls its reset_parameters().
 function M.from_meta(modules, fn, device)
   if fn ~= nil and not opts.fn.test(fn) then
     raise("Expected %s to be callable but got %s", errors.show(fn), type(fn))

@@ -34,7 +34,7 @@ local function listing(m)
 end
 
 -- The model's parameters that belong to an optimizer's parameter: the parameter itself or, if it is a flat
--- parameter, those that form it. part(v) is the part of a state tensor v that belongs to one of them.
+-- parameter, those that form it. Each entry's part(v) is the part of a state tensor v that belongs to that parameter.
 local function members_of(p, name_of)
   local unit = rawget(p, "_flat")
   if not unit then return name_of[p] and { { name = name_of[p], p = p, part = function(v) return v end } } or {} end
@@ -454,7 +454,7 @@ local function load(groups, m, optim, sd, broadcasts)
     return nil, table.concat(gathered, ", ")
   end)
   if broadcasts then
-    -- Only one rank's entry is set.
+    -- Only the rank that reads the state dict has reported a value.
     for _, what in pairs(all) do reported = what end
   else
     agree.same(all, WHO .. ": ranks differ in the states that are sharded differently from their parameters")
