@@ -285,7 +285,7 @@ describe("option 'state' of run.start", function()
     local other = ms.fsdp.fully_shard(ms.nn.Linear(2, 2))
     local run = ms.run.start { out = folder .. "/sharded", model = model, optimizer = optimizer, quiet = true,
       state = { other = other } }
-    raises("run:checkpoint: option 'state': 'other.bias' is sharded; only the tensors of the model can be",
+    raises("run:checkpoint: option 'state': 'other.bias' is sharded; only the tensors of the model can be sharded",
       run.checkpoint, run)
     run:finish()
     local classic = ms.fsdp.FSDP(ms.nn.Linear(2, 2))

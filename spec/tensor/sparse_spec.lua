@@ -104,7 +104,7 @@ describe("a sparse tensor", function()
     assert.matches("float32 %[1, 1%], expected int64", failure(ms.sparse_coo, ms.zeros(1, 1), ms.ones(1), { 2 }))
     assert.matches("shape %[2, 3%] has 2 dimensions, expected 1 for the indices", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1),
       { 2, 3 }))
-    assert.matches("size 2 of shape %[2, 3%] is 3, but the values have size 4",
+    assert.matches("size 2 of shape %[2, 3%] is 3, expected that of dimension 2 of the values, 4",
       failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1, 4), { 2, 3 }))
     assert.matches("at most 8 dimensions", failure(ms.sparse_coo, ms.zeros(9, 1, { dtype = "int64" }), ms.ones(1),
       { 1, 1, 1, 1, 1, 1, 1, 1, 1 }))
