@@ -192,7 +192,7 @@ MS_API ms_status ms_keep(ms_id t);               // removes t from its scope: t 
 MS_API double ms_scope_of(ms_id t);              // a number that identifies t's scope; 0: unscoped or released
 // Moves an unscoped tensor without an owner into the innermost scope, if a scope is open.
 MS_API void ms_adopt(ms_id t);
-MS_API void ms_drop(ms_id t);     // releases t if it belongs to the innermost scope; otherwise a no-op
+MS_API void ms_drop(ms_id t);     // releases t if it belongs to the innermost scope and has no owner; otherwise a no-op
 MS_API ms_id ms_detach(ms_id t);  // a tensor on the same storage, without graph
 // For copying tensors that share a storage: ms_storage_key gives the key of t's storage (0: only t uses it),
 // ms_storage_copy a copy of all its bytes (uint8 [n]), and ms_view_alike a view of such a copy with t's shape, strides,
@@ -716,8 +716,8 @@ MS_API ms_status ms_dist_free_group(double group, const char *site);  // collect
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed
 MS_API int ms_dist_rank(double group);              // -1: not a member, -2: no such group (see ms_error)
-MS_API int ms_dist_size(double group);              // number of ranks in the group
-MS_API int ms_dist_member(double group, int k);     // world rank of member k
+MS_API int ms_dist_size(double group);              // number of ranks in the group; -2: no such group
+MS_API int ms_dist_member(double group, int k);     // world rank of member k; -1: no such group or member
 MS_API int ms_dist_local_rank(void);                // this rank's number among the ranks of this node
 
 enum {

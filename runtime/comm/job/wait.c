@@ -216,7 +216,7 @@ ms_status ms__wait_poll(ms_waiter *w)
     if (w->now - w->last > 500000000) w->begun += w->now - w->last;
     w->last = w->now;
     int64_t for_ns = w->now - w->begun;
-    // Messages between nodes make progress only while both sides poll, and a sleep takes longer than sending 4 MiB.
+    // Messages between nodes make progress only while both sides poll, so a sleep would delay the transfer.
     if (for_ns < (w->committed && c->g->far ? 20000 : 50) * 1000 || w->polls++ < 4) {
         sched_yield();
         return MS_OK;
