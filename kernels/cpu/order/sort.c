@@ -3,10 +3,10 @@
 //
 // A line becomes entries, each a key and a position, which are sorted: short lines by merge sort, long ones by radix
 // sort from the lowest digit on. Keys of up to 32 bits are stored with their position in one 64-bit number; integers
-// whose range is small have few bits, and digits that are equal in all entries are skipped. Threads share short lines
-// among them; a long line is divided into chunks. For a small k, topk keeps the best entries that it has found so far,
-// and skips blocks that have no better one. The result does not depend on the division, because no two entries are
-// equal.
+// whose range is small have few bits, and digits that are equal in all entries are skipped. Threads share the lines
+// among them; if there are fewer lines than threads, long ones are divided into chunks. For a small k, topk keeps the
+// best entries that it has found so far, and skips blocks that have no better one. The result does not depend on the
+// division, because no two entries are equal.
 #include "cpu/cpu.h"
 #include "cpu/order/order.h"
 #include "formulas/order.h"

@@ -2,8 +2,8 @@
 // cpu/rows/reduce.c -- reductions over dimensions on the CPU, called folds below.
 //
 // There are two ways to traverse a tensor. By rows: the elements of one fold are read one after another, and blocks of
-// BLOCK elements are folded in 64 lanes, at every ISA level. By columns: the elements along the last kept dimension
-// belong to different folds; they are read together and folded into a row of accumulators, ROWS rows at a
+// up to BLOCK elements are folded in 64 lanes, at every ISA level. By columns: the elements along the last kept
+// dimension belong to different folds; they are read together and folded into a row of accumulators, ROWS rows at a
 // time. Either way the results of blocks are combined in order in the wide type, and long folds are divided into up to
 // SEGMENTS parts that any thread may compute. Shapes and strides alone determine the traversal and the division, so
 // results depend neither on the ISA level nor on the number of threads.
