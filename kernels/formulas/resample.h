@@ -45,8 +45,8 @@ MS_FN int64_t ms_resample_nearest(const ms_resample_axis *a, int64_t o)
 #endif
 
 // What an output reads: `count` elements from `first` on; indices outside of the input are clamped to it. t: for LINEAR
-// and CUBIC the position between two elements, from 0 to 1; for a stretched kernel its centre. total: the sum of a
-// stretched kernel's weights.
+// and CUBIC the position between two elements, from 0 to 1; for an antialias filter (LINEAR_AA, CUBIC_AA) its centre.
+// total: the sum of such a filter's weights.
 typedef struct {
     int64_t first, count;
     REAL t, total;
@@ -124,7 +124,7 @@ typedef struct {
     int64_t from[3], to[3];
 } R(ms_readers);
 
-// The first output that reads no element before i or, if `last` is set, whose last element is at least i.
+// The first output that reads no element before i or, if `last` is set, whose last element read is not before i.
 MS_FN int64_t R(ms_first_output)(const ms_resample_axis *a, int64_t i, int last)
 {
     int64_t low = 0, high = a->out;

@@ -36,7 +36,7 @@ MS_FN int64_t ms_window_count(const ms_window *w, int64_t o, int padding)
     return end - first;
 }
 
-// The outputs from `from` to below `to` are those whose windows may contain element i; with dilation some do not.
+// The windows of outputs from ms_window_from to below ms_window_to may contain element i; with dilation some do not.
 MS_FN int64_t ms_window_from(const ms_window *w, int64_t i)
 {
     if (w->kernel == 0) return i * w->out / w->in;
