@@ -467,7 +467,7 @@ static ms_status lerp_tensor_grad(ms_backward_call *b)
     ms__release(part);
     return give(b, 2, st, &g);
 }
-// addcmul, addcdiv: the first input's gradient is g, those of the others are those of mul and div, times the number.
+// addcmul, addcdiv: the first input gets the result's gradient, the others those of mul and div, times the number.
 static ms_status addc_grad(ms_backward_call *b, const ms_op *first, const ms_op *second)
 {
     MS_TRY(same_backward(b));
