@@ -504,9 +504,9 @@ MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
 MS_API void ms_unit_forward_failed(double unit);
 // A unit of several modules has a pass that contains the forwards of modules that run together: the unit is gathered,
 // resharded and reduced once for all of them. Call ms_unit_begin_pass before each module's pre-forward; it returns 1 if
-// it began a pass, 0 inside a pass, -1 if no pass is needed, because a checkpoint is being recomputed. Call
-// ms_unit_end_pass after the last module's post-forward, at the end of the root's forward if some modules did not run,
-// or after an error.
+// it began a pass, 0 inside a pass, -1 if no pass begins, because a checkpoint is being recomputed or the unit does not
+// exist. Call ms_unit_end_pass after the last module's post-forward, at the end of the root's forward if some modules
+// did not run, or after an error.
 MS_API int ms_unit_begin_pass(double unit);
 MS_API ms_status ms_unit_end_pass(double unit, int failed);
 MS_API ms_status ms_unit_unshard(double unit, int async);  // collective; async: ms_unit_wait must follow
