@@ -181,7 +181,8 @@ function M.gather(unit, early) run(unit.handle, early, false) end
 
 local following = ffi.new "double[64]"
 
---- Starts the gathers of the units with extensions that follow this unit in the forward.
+--- Starts the early gathers of this unit's forward that are of units with extensions: the units that
+--- set_modules_to_forward_prefetch names or, by default, the next unit.
 function M.prefetch(unit)
   local n = lib.ms_unit_prefetches(unit.handle, following, 64)
   if n == 0 then return end
