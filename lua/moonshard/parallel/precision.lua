@@ -30,7 +30,7 @@ local Precision = { __name = "MixedPrecision" }
 Precision.__index = Precision
 
 --- Dtypes for fsdp.FSDP and nn.DDP: of gathered parameters and computation, of reductions, of floating point buffers.
---- A dtype that no option sets does not change.
+--- Without an option tensors keep their dtype; reductions then use param_dtype, if it is set.
 ---@param given? { param_dtype: string, reduce_dtype: string, buffer_dtype: string, keep_low_precision_grads: boolean, cast_forward_inputs: boolean, cast_root_forward_inputs: boolean, module_classes_to_ignore: table[] }
 ---   param_dtype: dtype of gathered parameters and of computation; reduce_dtype: dtype of gradient reductions (default:
 ---   param_dtype); buffer_dtype: dtype of floating point buffers; keep_low_precision_grads: leaves gradients in

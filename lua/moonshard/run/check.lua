@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Checks of what a script gives to a run: names, and options to record. Every rank makes them before anything is
---- written, so that an error leaves no incomplete folder behind.
+--- Checks of what a script gives to a run: names, and options to record. Every rank makes these checks before anything
+--- is written, so that an error leaves no incomplete folder behind.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local utf8 = require "moonshard.run.text".utf8

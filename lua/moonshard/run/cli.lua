@@ -48,7 +48,7 @@ M.kinds = {
 local value_of = { text = "TEXT", path = "PATH", list = "PATH...", number = "X", positive = "X", share = "X",
   whole = "N", count = "N" }
 
---- An enumeration: accepts one of the given words.
+--- Returns a kind of option that accepts one of the given words.
 function M.one_of(...)
   local names = { ... }
   local function kind(text)

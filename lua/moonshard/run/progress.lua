@@ -131,7 +131,7 @@ function Progress:step(step, now, text)
   end
 end
 
---- Shows the progress of an operation that has taken over a second.
+--- Shows the progress of an operation once it has taken over a second; style "lines": every 10 s, and at its end.
 ---@param what string  the operation, such as "saving"
 ---@param done integer  from 0
 ---@param total integer

@@ -329,7 +329,7 @@ function methods.register_hook(t, fn)
   return handles
 end
 
---- Lets each backward call fn(t) once, after the gradients of all inner tensors have been added.
+--- Lets a backward call fn(t) once, after it has added the gradients of all inner tensors.
 function methods.register_post_accumulate_grad_hook(t, fn)
   opts.expect(fn, opts.fn, "register_post_accumulate_grad_hook: hook")
   local handles, landed = setmetatable({}, Handles), 0

@@ -131,7 +131,7 @@ local function wrap(id)
 end
 M.wrap = wrap
 
---- Like wrap, but raises the engine's error if the id is 0. The tensors that follow are only for the error message.
+--- Like wrap, but raises the engine's error if the id is 0. The tensors after the id are only for the error message.
 function M.wrap_new(id, ...)
   if id == 0 then fail(...) end
   return wrap(id)

@@ -407,8 +407,8 @@ end
 
 --- The tensor on another device, in another dtype, or with device and dtype of another tensor; t itself if nothing
 --- changes. Errors: an unknown dtype or device; a device that does not exist.
----@param what string|Tensor|{ device: string, dtype: string, non_blocking: boolean }  name of a dtype, name of a device, a table with both names, or a tensor whose dtype and device to take
----@param and_dtype? string|{ non_blocking: boolean }  a dtype, if the first argument is a device
+---@param what string|Tensor|{ device: string, dtype: string, non_blocking: boolean }  name of a dtype, name of a device, a table with one or both, or a tensor whose dtype and device to take
+---@param and_dtype? string|{ non_blocking: boolean }  a dtype if the first argument is a device, a device if it is a dtype
 ---@param given? { non_blocking: boolean }  also in place of the second argument. non_blocking: accepted for PyTorch's
 ---   scripts, without effect: copies of pinned memory to a GPU are always queued (see pin_memory)
 ---@return Tensor
@@ -494,7 +494,7 @@ end
 -- ---- comparisons of whole tensors ---------------------------------------------------------------
 
 local out1 = engine.ffi.new "double[1]"
--- Converts a 0-dim result to a Lua boolean, and releases it.
+-- Converts a 0-dim result to a Lua boolean; a plain tensor is then released.
 local function truth(id)
   if id < 0 then  -- an instance of a tensor class is true if all its inner tensors are
     local parts = tensor.flat { inner_tensors.take(id) }

@@ -33,7 +33,7 @@ local M = {}
 ---@field recorded integer   bytes now held by allocations whose place is known
 ---@field peak_recorded integer  the same at the peak
 ---@field kinds MemoryRow[]    parameters, gradients, optimizer, gathered, other; without peak_bytes if there is no history
----@field lines MemoryRow[]    by the script's innermost line, the largest first
+---@field lines MemoryRow[]    by the script's innermost line, the largest at the peak first
 ---@field modules MemoryRow[]  by the module in whose forward or backward the memory was allocated
 ---@field stacks { lines: string[], what: string, module: string?, kind: string, bytes: integer, blocks: integer, peak_bytes: integer, peak_blocks: integer }[]
 ---   the records themselves; lines: the outermost first

@@ -32,9 +32,9 @@ function M.check(unit)
   end
 end
 
--- Maps parameters of the unit to the whole parameter that replaced each. Also returns the set of parameters that the
--- unit keeps: in at least one place there is no replacement, or one that is not a plain, whole parameter, or one that
--- differs from that of an earlier place.
+-- Maps parameters of the unit to the plain, whole parameter that replaced each. Also returns the set of parameters that
+-- the unit keeps: at least one of their fields has no replacement, or one that is not a plain, whole parameter, or one
+-- that differs from that of an earlier field.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do

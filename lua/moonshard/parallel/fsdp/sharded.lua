@@ -26,7 +26,7 @@ local info = ffi.new "ms_shard_info"
 
 ---@class Sharded: Tensor
 ---@field placements Placement[]  one for each dimension of the mesh
----@field device_mesh table  the ranks over which it is sharded
+---@field device_mesh table  the ranks over which the tensor is sharded
 local Sharded = tensor.subclass "Tensor"
 local methods = Sharded.methods
 
@@ -315,7 +315,8 @@ end
 -- A sharded parameter of a tensor class is an instance with sharded inner tensors; so is its gradient.
 local instances = tensor_class.Instance.methods
 
---- This rank's part as an instance of the tensor class. For a parameter, every call returns the same object.
+--- This rank's part as an instance of the tensor class. For a parameter, calls return the same object as long as its
+--- inner parts are the same.
 function instances.to_local(t)
   local parts, seen = {}, rawget(t, "_local")
   local same = seen ~= nil

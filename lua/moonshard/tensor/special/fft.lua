@@ -280,7 +280,7 @@ local function frequencies(who, n, given, negative)
   end)
 end
 
---- The frequencies of fft's results: 0, 1, ... and the negative ones, divided by n d.
+--- The frequencies of fft's results: 0, 1, ... and the negative ones, divided by n * d.
 ---@param n integer  the length
 ---@param given? { d: number, dtype: string, device: string }
 ---   d: the time from sample to sample (default: 1); dtype: of the result (default: float32); device: of the
@@ -288,7 +288,7 @@ end
 ---@return Tensor  [n]
 function M.fftfreq(n, given) return frequencies("fft.fftfreq", n, given, true) end
 
---- The frequencies of rfft's results: 0, 1, ..., floor(n / 2), divided by n d.
+--- The frequencies of rfft's results: 0, 1, ..., floor(n / 2), divided by n * d.
 ---@param n integer  the length
 ---@param given? { d: number, dtype: string, device: string }
 ---   d: the time from sample to sample (default: 1); dtype: of the result (default: float32); device: of the
