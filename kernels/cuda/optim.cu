@@ -65,7 +65,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.
     bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
                 (!B || is_wide(b + first)) && (!C || is_wide(c + first)) && is_wide(m + first);
-    constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states a pack alone has too few bytes in flight
+    constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states, one pack per operand is too few bytes in flight
     int64_t rest = wide ? first + (last - first) / N * N : first;
     if constexpr (!std::is_same_v<S, double>)
         for (int64_t k = first + (int64_t)threadIdx.x * N; k < rest; k += BLOCK * N) {

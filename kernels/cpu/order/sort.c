@@ -15,7 +15,7 @@ enum { DIGIT = 8, DIGITS = 1 << DIGIT, RUN = 16, SMALL = 512, LONG = 65536, MOST
 
 // How the elements of a line become keys, which increase in the order of the result.
 typedef struct {
-    int cls, bits, shift;  // bits: of a key; shift: for half types, dropped low bits, which depend on the sign alone
+    int cls, bits, shift;  // bits: of a key; shift: low bits dropped from half types' keys: the sign decides them
     bool wide, descending;
     int64_t low;    // if the keys of integers are not wide: the integer whose key is 0, the first in the order
     uint64_t flip;  // all ones to reverse the order

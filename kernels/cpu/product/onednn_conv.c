@@ -242,7 +242,7 @@ typedef struct plan {
     int64_t first, count;            // the current blocks
     entry *e[2][2];                  // [whether the part is the last][whether the block is the last]
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
-    int64_t slots;  // pieces of scratch memory: one for each thread, or for each task if they are fewer
+    int64_t slots;  // pieces of scratch memory: one for each thread, or one for each task if tasks are fewer
     char *room[3], *sums, *scratch;  // sums: the weight's gradients of the current blocks, except that of block 0
     int status;                      // of `divide` or a task, if it failed, else 0
 } plan;

@@ -18,7 +18,7 @@ typedef struct cross {
     bool g_rows;        // g has one element per row; otherwise a single one
     int64_t n, ignore;  // number of classes; the target of rows that do not count
     double smooth;      // label smoothing
-    double scale;       // in backward: the gradient of each loss, or a factor of g's elements
+    double scale;       // in backward: the gradient of each row's loss; with g_rows, a factor of g's elements
     const void *x, *w, *g, *g_lse;
     const int64_t *ids;
     void *lse, *losses;  // one number per row

@@ -232,7 +232,7 @@ class cudnn_graph
     }
 
   public:
-    // Writes o and lse.
+    // Builds the graph of the forward, which writes o and lse.
     void forward()
     {
         cudnn_desc s = hide(scaled_scores(heads(NN_Q), heads(NN_K, true))), p = by_query(half(), a.tk);
@@ -244,7 +244,7 @@ class cudnn_graph
         point(CUDNN_POINTWISE_DIV, e, sum, p);
         matmul(p, heads(NN_V), heads(NN_O));
     }
-    // Reads q, k, v, g, o and lse; writes dq, dk and dv, and delta, which only this graph reads.
+    // Builds the graph of the backward: it reads q, k, v, g, o and lse; writes dq, dk, dv, and delta for its own use.
     void backward()
     {
         cudnn_desc q = heads(NN_Q), k_turned = heads(NN_K, true), g = heads(NN_G);

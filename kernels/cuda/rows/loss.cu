@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 1 : 5)
     T loss = 0, lse = row_loss<S>(q, my.row, row_part<S>(q, my, shared), threadIdx.x == 0, &loss);
     if (threadIdx.x == 0 && losses) ((T *)losses)[my.row] = loss;
     if (!gradient) return;
-    __syncthreads();  // until thread 0 has read the target's logit
+    __syncthreads();  // waits until thread 0 has read the target's logit, which is overwritten next
     row_gradient<S>(q, my, { scale_of<T>(l, my.row), lse, 0 }, shared, (void *)q.x);
 }
 

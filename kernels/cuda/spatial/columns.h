@@ -21,7 +21,7 @@ struct unfolding {
 };
 
 // Unfolds each image to `rows` rows of L columns, where L is the number of output positions: a row for each element of
-// the kernel in each channel of the group, and, for a bias, possibly one more, of ones.
+// the kernel in each channel of the group; if `rows` is larger by one, the last row has ones, for a bias.
 ms_status ms__cuda_unfold(const unfolding *u, const images &some, int64_t rows, const void *x, void *cols);
 // Stores in dx, for each element of the images, the sum over the kernel elements that read it, in their order, rounded
 // once. bias: NULL, or a number for each channel, which is added. cols_dtype: that of the images, or the one in which

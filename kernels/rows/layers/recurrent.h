@@ -60,7 +60,7 @@ enum {
 };
 
 static inline int ms__gates_of(ms_recurrent_kind kind) { return kind == MS_LSTM ? 4 : kind == MS_GRU ? 3 : 1; }
-static inline int ms__kept_of(ms_recurrent_kind kind) { return kind == MS_RNN ? 1 : 4; }  // gates for backward
+static inline int ms__kept_of(ms_recurrent_kind kind) { return kind == MS_RNN ? 1 : 4; }  // gates kept for backward
 
 // The steps of a call. sizes is NULL if all have n rows.
 typedef struct ms_steps {

@@ -20,7 +20,7 @@ ms_tensor *ms__hold(ms_algebra *e, ms_tensor *t);                               
 ms_tensor *ms__transposed(ms_algebra *e, ms_tensor *a);                         // a view
 ms_tensor *ms__columns(ms_algebra *e, ms_tensor *a, int64_t first, int64_t n);  // a view of n columns
 ms_tensor *ms__scaled(ms_algebra *e, ms_tensor *a, double f);
-ms_tensor *ms__identity(ms_algebra *e, const ms_tensor *like);  // n x n for like's last size n; its dtype, device
+ms_tensor *ms__identity(ms_algebra *e, const ms_tensor *like);  // n x n for like's last size n; like's dtype, device
 ms_tensor *ms__diagonal(ms_algebra *e, ms_tensor *d);           // matrices with the vectors d on the diagonal
 // Moves the result (which may be NULL: no gradient) to *out, unless a step failed, and releases all other tensors that
 // the formula holds.

@@ -5,7 +5,7 @@
 
 #include "rows/ops.h"
 
-// Fails unless in[k] has matrices of float32 or float64. what: the argument's name in errors.
+// Fails unless in[k] has matrices, square ones if `square`, of float32 or float64. what: its name in errors.
 ms_status ms__check_matrices(const ms_call *c, int k, const char *what, bool square);
 
 // IN, OUT: bits of the inputs and outputs that the gradient reads. Under autocast the rows run in float32.
