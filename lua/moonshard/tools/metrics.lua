@@ -386,7 +386,7 @@ local STOPPING = { patience = opts.option(opts.whole_from(0), 5), min_delta = op
 --- Says when a validation value has stopped improving: `if stopping:update(loss) then break end`. Every rank must pass
 --- the same value, as `compute` of a metric gives it.
 ---@param given? { patience: integer, min_delta: number, mode: "min"|"max" }
----   patience: updates without improvement in a row at which it says to stop (default: 5; 0 is as 1); min_delta:
+---   patience: updates without improvement in a row at which it says to stop (default: 5; 0 acts as 1); min_delta:
 ---   an improvement on `best` must be larger than this (default: 0); mode: "min" if lower is better (default), or
 ---   "max"
 ---@return EarlyStopping
