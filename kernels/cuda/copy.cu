@@ -65,7 +65,7 @@ template <class V> __global__ void turn_kernel(strided l, tiles n)
         from += k * l.stride[1][d];
         to += k * l.stride[0][d];
     }
-    int64_t rows = l.shape[nd - 2] - tr * TILE, columns = l.shape[nd - 1] - tc * TILE;  // from this tile on
+    int64_t rows = l.shape[nd - 2] - tr * TILE, columns = l.shape[nd - 1] - tc * TILE;  // left from this tile on
     from += tr * TILE * l.stride[1][nd - 2] + tc * TILE * l.stride[1][nd - 1];
     to += tr * TILE * l.stride[0][nd - 2] + tc * TILE * l.stride[0][nd - 1];
     union {

@@ -22,7 +22,7 @@ static MS_KERNEL void draw(words *o, int64_t n, uint64_t seed, uint64_t offset, 
 
 typedef struct {
     uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor
-    double f[4], limit;            // f: the scalar arguments; limit: of uniform numbers, the largest one
+    double f[4], limit;            // f: the scalar arguments; limit: the largest uniform number to return
     int dtype;
     char *data;
     void (*fill)(const void *job, int64_t pairs, const words *w, void *out);

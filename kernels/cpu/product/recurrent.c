@@ -14,7 +14,7 @@
 enum {
     WIDEST = 48,      // columns of a block: three vectors
     MOST_ROWS = 32,   // rows of a task
-    FEW_STEPS = 4,    // up to this number of time steps, forward does not pack the weight of the state
+    FEW_STEPS = 4,    // up to this number of time steps, forward does not pack the recurrent weight
     ALONE = 1 << 18,  // multiply-adds of a pass up to which other threads are not woken
 };
 

@@ -9,7 +9,7 @@ enum { CHUNK = 256, BLOCK = 8192 };
 
 typedef struct draw_job {
     uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor
-    const void *parameter;         // [period], repeated
+    const void *parameter;         // `period` numbers, which repeat over the elements
     int64_t period;
     int wide, logarithm;  // wide: parameters are float64
     double *out;

@@ -197,7 +197,7 @@ enum { ALL, MEASURE, APPLY };  // what a launch does; with one segment ALL does 
 struct column_part {
     int64_t row, at;         // the row, and the place of its element 0 in the tensor
     int64_t step, from, to;  // the thread's elements of the row: from, from + step, ... below `to`
-    bool valid;              // the row exists
+    bool valid;              // whether the row exists
 };
 static __device__ __forceinline__ column_part column_part_of(const columns &c)
 {

@@ -112,7 +112,7 @@ static ms_status layer_check(ms_call *c, const norm_form *form)
     if (c->n_i < 1) return ms__call_fail(c, "needs the number of normalised dimensions");
     return norm_check(c, (int)c->i[0], form);
 }
-// Sets a missing number of dimensions to 1, so that the kernels and backward need not ask.
+// Sets a missing number of dimensions to 1, so that the kernels and backward need not check.
 static ms_status rms_check(ms_call *c, const norm_form *form)
 {
     if (c->n_i < 1) c->i[c->n_i++] = 1;
