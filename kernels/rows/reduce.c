@@ -363,7 +363,8 @@ ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3
 ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
 // clang-format on
 
-// An element is part of its own and all later sums, so its gradient is the running sum from the end.
+// An element is part of its own and all later sums, so its gradient is the sum of their gradients: a running sum from
+// the end.
 static ms_status cumsum_grad(ms_backward_call *b)
 {
     return ms__run_op(&ms__op_cumsum, &(ms_op_args) { 1, b->gout, .n_i = 2, .i = (int64_t[]) { b->i[0], 1 } }, 1,
