@@ -60,7 +60,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "ms.distributions.Independent(ms.distributions.Normal(x, 1), 3)",
   "Independent: argument 2, the number of dimensions, is 3, but the distribution's batch_shape is [2, 3]" },
   { "ms.distributions.MixtureSameFamily(ms.distributions.Categorical(ms.ones(2)), ms.distributions.Normal(x, 1))",
-  "MixtureSameFamily: 2 classes of batch_shape [] do not fit components of batch_shape [2, 3], expected [..., 2]" },
+  "MixtureSameFamily: 2 classes with batch_shape [] do not fit components with batch_shape [2, 3], expected [..., 2]" },
   { "ms.distributions.MultivariateNormal(ms.ones(2), ms.eye(3))",
   "MultivariateNormal: covariance_matrix is of shape [3, 3], expected a tensor [..., 2, 2], as loc has shape [2]" },
   { "ms.distributions.MultivariateNormal(ms.ones(2), ms.tensor { { 1, 2 }, { 0, 1 } })",

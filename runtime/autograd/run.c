@@ -135,8 +135,9 @@ static void leave_event(ms_run *r)
 ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
 {
     if (r != top || !r->event.out)
-        return ms__fail(MS_ESTATE, "backward: this event has ended: another backward, begun during it in another "
-                                   "coroutine, was not finished or was aborted");
+        return ms__fail(MS_ESTATE, "backward: the result of a hook, a Function's backward or a recomputation is "
+                                   "refused: another backward, begun during it in another coroutine, was not "
+                                   "finished or was aborted");
     if (n < 0 || n > MS_MAX_IN)
         return ms__fail(MS_EINVAL, "backward: a function returned %d tensors, expected at most %d", n, MS_MAX_IN);
     drop_answers(r);

@@ -58,7 +58,8 @@ ms_st_entry *ms__st_add(ms_st_header *h, const char *who, const char *name, size
 {
     char *copy = NULL;
     if (h->n >= MS_ST_MAX_ENTRIES) {
-        ms__fail(MS_EIO, "%s: a file has more than %d tensors", who, MS_ST_MAX_ENTRIES);
+        ms__fail(MS_EIO, "%s: more than %d tensors in one file, at most %d are allowed", who, MS_ST_MAX_ENTRIES,
+                 MS_ST_MAX_ENTRIES);
     } else if (length > MS_ST_MAX_NAME) {
         ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, length, MS_ST_MAX_NAME);
     } else if (!(copy = copy_text(name, length)) ||
@@ -77,7 +78,8 @@ ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, siz
                           size_t value_length)
 {
     if (h->n_meta >= MS_ST_MAX_ENTRIES)
-        return ms__fail(MS_EIO, "%s: a file has more than %d metadata entries", who, MS_ST_MAX_ENTRIES);
+        return ms__fail(MS_EIO, "%s: more than %d metadata entries in one file, at most %d are allowed", who,
+                        MS_ST_MAX_ENTRIES, MS_ST_MAX_ENTRIES);
     char *k = copy_text(key, key_length), *v = copy_text(value, value_length);
     if (!k || !v || ms__grow(&h->meta, &h->meta_capacity, h->n_meta, sizeof *h->meta, who, "metadata")) {
         free(k);

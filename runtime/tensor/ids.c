@@ -183,7 +183,7 @@ static ms_status no_names(const char *what)
 {
     if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "ids of %d tensors", CHUNK);
     return ms__fail(MS_ENOMEM, "more than %d tensors are alive in the script: close scopes or release some",
-                    1 << SLOT_BITS);
+                    (1 << SLOT_BITS) - 1);
 }
 
 ms_status ms__names_reserve(int n, const char *what)
@@ -373,7 +373,8 @@ double ms_scope_open(const char *name)
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;
     else if (scopes && n_scopes < SCOPES) i = n_scopes++;
     else if (scopes)
-        return ms__no_id(ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES));
+        return ms__no_id(
+            ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES - 1));
     else return ms__no_id(ms__no_memory(SCOPES * sizeof *scopes, "scope", "%d scopes", SCOPES));
     scope *s = &scopes[i];
     s->parent = (uint32_t)ms__state.scope;
@@ -445,7 +446,7 @@ int ms_chain_new(void)
             chain_top[c] = 0;
             return c;
         }
-    ms__fail(MS_ENOMEM, "more than %d coroutines have scopes at once: let some end", CHAINS);
+    ms__fail(MS_ENOMEM, "more than %d coroutines have scopes at once: let some end", CHAINS - 1);
     return -1;
 }
 

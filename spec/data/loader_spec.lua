@@ -355,7 +355,7 @@ describe("default_collate", function()
     raises("default_collate: item 2 of the batch is a string, but item 1 is a number (field 'y' of 2)" .. hint,
       of({ 1, { y = 1 } }, { 2, { y = "a" } }))
     raises("default_collate: item 2 of the batch has no field 'y'" .. hint, of({ x = 1, y = 1 }, { x = 1 }))
-    raises("default_collate: item 2 of the batch has a field 'x', but item 1 has none" .. hint, of({ y = 1 }, { x = 1 }))
+    raises("default_collate: item 2 of the batch has a field 'x', but item 1 does not" .. hint, of({ y = 1 }, { x = 1 }))
   end)
 end)
 

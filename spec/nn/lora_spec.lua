@@ -246,7 +246,7 @@ describe("errors of nn.lora", function()
     assert.are.equal("lora: option 'target' is missing", said {})
     assert.are.equal("lora: option 'target' is a number (3), expected a pattern of names, a list of them, or a function",
       said { target = 3 })
-    assert.are.equal("lora: option 'target' is a table, expected a pattern of names, a list of them, or a function",
+    assert.are.equal("lora: option 'target' is an empty list, expected a pattern of names, a list of them, or a function",
       said { target = {} })
     assert.are.equal("lora: option 'target': '[' is not a Lua pattern", said { target = "[" })
     assert.are.equal("lora: option 'target': element 2 is a boolean, expected a string",
@@ -289,15 +289,15 @@ describe("errors of nn.lora", function()
   end)
 
   it("say what a pattern chooses instead, and that nothing changed", function()
-    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own); it chooses '2', a Tanh",
+    assert.are.equal("lora: target '2' matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own); it matches '2', a Tanh",
       said { target = { "1", "2" } })
-    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)",
+    assert.are.equal("lora: target 'qkv' matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)",
       said { target = "qkv" })
     local encoder = nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 })
     assert.truthy(said({ target = "self_attn" }, encoder):find(
-      "it chooses 'self_attn', a MultiheadAttention, of which only 'out_proj' can have adapters", 1, true))
+      "it matches 'self_attn', a MultiheadAttention, of which only 'out_proj' can have adapters", 1, true))
     assert.are.equal(1, #nn.lora(encoder, { target = "self_attn%.out_proj" }).layers)
-    assert.are.equal("lora: the function 'target' chooses no layer that can have adapters",
+    assert.are.equal("lora: the function 'target' accepts no layer that can have adapters",
       said { target = function() return false end })
     local m = model()
     said({ target = { "1", "2" } }, m)
@@ -305,10 +305,10 @@ describe("errors of nn.lora", function()
     assert.is_true(m[1].weight.requires_grad)
     assert.are.equal("Linear", m[1]:class_name())
     assert.truthy(said({ target = "1" }, nn.Sequential(nn.Conv2d(2, 2, 1, { groups = 2 })))
-      :find("it chooses '1', a Conv2d", 1, true))
+      :find("it matches '1', a Conv2d", 1, true))
     local Own = nn.Linear:extend "Own"
     function Own:forward(x) return nn.F.linear(x, self.weight) end
-    assert.truthy(said({ target = "1" }, nn.Sequential(Own(2, 2))):find("it chooses '1', a Own", 1, true))
+    assert.truthy(said({ target = "1" }, nn.Sequential(Own(2, 2))):find("it matches '1', a Own", 1, true))
   end)
 
   it("refuse a second time, sharded parameters, and to merge a shared weight", function()

@@ -162,7 +162,7 @@ describe("nn.utils.rnn", function()
     raises("pack_padded_sequence: lengths must be integers, got float32 [2]; write lengths:long(), make them with "
       .. 'ms.tensor(..., { dtype = "int64" }), or give a list of numbers', rnn.pack_padded_sequence, x, ms.ones(2))
     raises("pack_padded_sequence: input has shape [4], expected [T, N, ...]", rnn.pack_padded_sequence, ms.ones(4), { 4 })
-    raises("pad_sequence: argument 1 is a table, expected a list of at least one tensor", rnn.pad_sequence, {})
+    raises("pad_sequence: argument 1 is an empty list, expected a list of at least one tensor", rnn.pad_sequence, {})
     raises("pad_sequence: sequence 2 has shape [2, 4], expected [length, ...], with all sizes but the length as "
       .. "in sequence 1, [2, 3]", rnn.pad_sequence, { ms.ones(2, 3), ms.ones(2, 4) })
     raises("pad_packed_sequence: argument 1 is a Tensor, expected a packed sequence", rnn.pad_packed_sequence, x)

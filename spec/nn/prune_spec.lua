@@ -147,7 +147,7 @@ describe("prune", function()
       { "ln_structured", { m, "weight", 1, { dim = 3 } }, "ln_structured: option 'dim' is 3, expected a dimension of a parameter of shape [3, 4]" },
       { "custom_from_mask", { m, "weight", ms.ones(2) },
         "custom_from_mask: the mask has shape [2], expected that of the parameter, [3, 4]" },
-      { "global_unstructured", { {}, 1 }, "global_unstructured: argument 1 is a table, expected a list of pairs { module, name }" },
+      { "global_unstructured", { {}, 1 }, "global_unstructured: argument 1 is an empty list, expected a list of pairs { module, name }" },
       { "remove", { m, "weight" }, "remove: 'weight' of Linear is not pruned" },
       { "is_pruned", { 3 }, "is_pruned: argument 1 is a number (3), expected a module" },
     } do

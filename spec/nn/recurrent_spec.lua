@@ -231,9 +231,9 @@ describe("recurrent layers", function()
     raises("LSTM: h is a table, expected a tensor; states are arguments: y, h, c = layer(x, h, c)", m, ms.ones(5, 2, 3),
       { ms.ones(1, 2, 4), ms.ones(1, 2, 4) })
     raises("GRU: option 'num_layers' is a number (0), expected a whole number from 1", nn.GRU, 3, 4, 0)
-    raises("GRU: argument 2, the size of the state, is nil, expected a whole number from 1", nn.GRU, 3)
+    raises("GRU: argument 2, the hidden size, is nil, expected a whole number from 1", nn.GRU, 3)
     raises("GRU: option 'dropout' is a number (2), expected a number from 0 to 1", nn.GRU, 3, 4, { dropout = 2 })
-    raises("LSTM: option 'proj_size' is a number (4), expected less than the size of the state, 4", nn.LSTM, 3, 4,
+    raises("LSTM: option 'proj_size' is a number (4), expected less than the hidden size, 4", nn.LSTM, 3, 4,
       { proj_size = 4 })
     raises("GRU: unknown option 'proj_size' (accepted: batch_first, bias, bidirectional, device, dropout, dtype, num_layers)", nn.GRU, 3, 4, { proj_size = 2 })
     raises("GRUCell: the input has shape [2, 5], expected [N, 3] or [3]", nn.GRUCell(3, 4), ms.ones(2, 5))

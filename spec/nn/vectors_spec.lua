@@ -46,7 +46,7 @@ describe("nn.utils.parameters_to_vector", function()
     assert.is_true(v:narrow(1, 1, 6):reshape(2, 3):equal(m.weight) and v:narrow(1, 7, 2):equal(m.bias))
     v:square():sum():backward()
     assert.is_true(m.weight.grad:allclose(2 * m.weight:detach()))
-    raises("parameters_to_vector: argument 1 is a table, expected at least one tensor", utils.parameters_to_vector, {})
+    raises("parameters_to_vector: argument 1 is an empty list, expected a list of at least one tensor", utils.parameters_to_vector, {})
   end)
 
   it("is inverted by vector_to_parameters, which keeps the parameters", function()

@@ -118,10 +118,10 @@ describe("metrics", function()
         .. "sigmoid() for logits, long() for classes"] = { "Accuracy", {}, ms.tensor { 2, 0.5 }, ids { 0, 1 } },
       ["F1: -1 in predictions of shape [2], which are probabilities of class 1: expected numbers from 0 to 1; write "
         .. "sigmoid() for logits, long() for classes"] = { "F1", { classes = 2 }, ms.tensor { 1, -1 }, ids { 0, 1 } },
-      ["Accuracy: class 3, but predictions of shape [3] are probabilities of class 1: expected classes 0 and 1; for more "
-        .. "classes pass scores [N, C, ...]"] = { "Accuracy", {}, ms.rand(3), ids { 0, 3, -100 } },
-      ["F1: class -2, but predictions of shape [3] are probabilities of class 1: expected classes 0 and 1; for more "
-        .. "classes pass scores [N, C, ...]"] = { "F1", { classes = 2 }, ms.rand(3), ids { 1, -2, 0 } },
+      ["Accuracy: the targets have class 3, but predictions of shape [3] are probabilities of class 1: expected "
+        .. "targets 0 and 1; for more classes pass scores [N, C, ...]"] = { "Accuracy", {}, ms.rand(3), ids { 0, 3, -100 } },
+      ["F1: the targets have class -2, but predictions of shape [3] are probabilities of class 1: expected "
+        .. "targets 0 and 1; for more classes pass scores [N, C, ...]"] = { "F1", { classes = 2 }, ms.rand(3), ids { 1, -2, 0 } },
       ["Recall: predictions are float32 [2], expected int64 classes of that shape, or scores [N, 3, ...]"] =
         { "Recall", { classes = 3 }, ms.rand(2), ids { 0, 1 } },
       ["Accuracy: scores of shape [2, 1] have one class; expected a score for each class, or probabilities of class 1 of "

@@ -14,8 +14,13 @@ enum {
     SIZES = MS_RECURRENT_SIZES,
 };
 
-static const char *const names[] = { "input",   "weight of the state",      "bias of the state", "state h",
-                                     "state c", "weight of the projection", "batch_sizes" };
+static const char *const names[] = { "input",
+                                     "hidden-to-hidden weight",
+                                     "hidden-to-hidden bias",
+                                     "hidden state h",
+                                     "cell state c",
+                                     "projection weight",
+                                     "batch_sizes" };
 
 static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
 
@@ -23,7 +28,7 @@ static ms_status expect_shape(const ms_call *c, int k, int ndim, const int64_t *
 {
     const ms_tensor *t = input(c, k);
     if (!t || (t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0)) return MS_OK;
-    return ms__call_fail(c, "the %s has shape %s, expected %s for an input %s", names[k],
+    return ms__call_fail(c, "the %s has shape %s, expected %s for an input of shape %s", names[k],
                          ms__shape_text(t->ndim, t->shape), ms__shape_text(ndim, shape),
                          ms__shape_text(c->in[X]->ndim, c->in[X]->shape));
 }
@@ -43,16 +48,16 @@ static ms_status check_kinds(const ms_call *c, ms_recurrent_kind kind)
                                  ms__tensor_text(x), names[k], ms__tensor_text(t));
     }
     if (kind != MS_LSTM && (input(c, C0) || input(c, PROJECT)))
-        return ms__call_fail(c, "only an lstm has a %s", names[input(c, C0) ? C0 : PROJECT]);
+        return ms__call_fail(c, "only an LSTM has a %s", names[input(c, C0) ? C0 : PROJECT]);
     if (sizes &&
         (sizes->dtype != MS_I64 || sizes->ndim != 1 || ms__device(sizes) != MS_CPU || !ms__is_contiguous(sizes)))
         return ms__call_fail(c, "batch_sizes must be contiguous int64 [steps] on the cpu, got %s",
                              ms__tensor_text(sizes));
     if (x->ndim != (sizes ? 2 : 3))
-        return ms__call_fail(c, "the input must be %s, got %s", sizes ? "[rows, features]" : "[steps, N, features]",
-                             ms__shape_text(x->ndim, x->shape));
+        return ms__call_fail(c, "the input must have shape %s, got %s",
+                             sizes ? "[rows, features]" : "[steps, N, features]", ms__shape_text(x->ndim, x->shape));
     if (c->in[W]->ndim != 2)
-        return ms__call_fail(c, "the weight of the state must be [features, size of h], got %s",
+        return ms__call_fail(c, "the hidden-to-hidden weight must have shape [features, size of h], got %s",
                              ms__shape_text(c->in[W]->ndim, c->in[W]->shape));
     return MS_OK;
 }
@@ -65,8 +70,9 @@ static ms_status check(ms_call *c, ms_recurrent_kind kind)
     MS_TRY(ms__steps_of(c, x, input(c, SIZES), &s));
     int64_t features = x->shape[x->ndim - 1], p = c->in[W]->shape[1], h = project ? features / 4 : p;
     if (features != ms__gates_of(kind) * h)
-        return ms__call_fail(c, "the input %s must have %d * %lld features, %d for each element of the state",
-                             ms__shape_text(x->ndim, x->shape), ms__gates_of(kind), (long long)h, ms__gates_of(kind));
+        return ms__call_fail(
+            c, "the input of shape %s must have %d * %lld features, %d for each element of the hidden state",
+            ms__shape_text(x->ndim, x->shape), ms__gates_of(kind), (long long)h, ms__gates_of(kind));
     MS_TRY(expect_shape(c, W, 2, (int64_t[]) { features, p }));
     MS_TRY(expect_shape(c, B, 1, &features));
     MS_TRY(expect_shape(c, H0, 2, (int64_t[]) { s.n, p }));

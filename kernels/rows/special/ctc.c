@@ -20,8 +20,9 @@ static ms_status check_ctc(ms_call *c)
                              ms__tensor_text(x));
     int64_t n = x->shape[1];
     if (y->dtype != MS_I64 || y->ndim < 1 || y->ndim > 2 || (y->ndim == 2 && y->shape[0] != n))
-        return ms__call_fail(c, "targets are %s, expected int64 [%lld, length of the longest], or all in one dimension",
-                             ms__tensor_text(y), (long long)n);
+        return ms__call_fail(
+            c, "targets are %s, expected int64 [%lld, length of the longest target], or all targets in one dimension",
+            ms__tensor_text(y), (long long)n);
     for (int k = 2; k < 4; k++) {
         const ms_tensor *t = c->in[k];
         if (t->dtype != MS_I64 || t->ndim != 1 || t->shape[0] != n)

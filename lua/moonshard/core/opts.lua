@@ -110,8 +110,9 @@ function M.wrong(value, text, label, ...)
   end
   local mt = type(value) == "table" and getmetatable(value)
   local instead = mt and text:find "^a tensor" and rawget(mt, "__for_a_tensor")
-  errors.raise("%s is %s, expected %s%s", label, errors.kind(value), text, instead and "; " .. instead
-    or (label:find "option" or text == "a tensor") and "" or M.by_position(value))
+  local is_empty = type(value) == "table" and not mt and next(value) == nil and text:find "list"
+  errors.raise("%s is %s, expected %s%s", label, is_empty and "an empty list" or errors.kind(value), text,
+    instead and "; " .. instead or (label:find "option" or text == "a tensor") and "" or M.by_position(value))
 end
 
 --- Raises as M.wrong does unless ok is true; for conditions that no kind describes.

@@ -113,7 +113,7 @@ local function keyed(list, where)
   for k = 2, #list do
     for key in util.sorted_pairs(list[k]) do
       if list[1][key] == nil then
-        raise(where, "item %d of the batch has a field %s, but item 1 has none", k, errors.show(key))
+        raise(where, "item %d of the batch has a field %s, but item 1 does not", k, errors.show(key))
       end
     end
   end

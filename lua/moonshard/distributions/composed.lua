@@ -87,8 +87,8 @@ function MixtureSameFamily:init(mixture_distribution, component_distribution, gi
   local batch = parts.batch_shape
   local own, k = self._part(batch, 1, #batch - 1), mixture:_classes()
   if batch[#batch] ~= k or not (mixture.batch_shape == own or #mixture.batch_shape == 0) then
-    raise("MixtureSameFamily: %d classes of batch_shape %s do not fit components of batch_shape %s, expected [..., %d]", k,
-      tostring(mixture.batch_shape), tostring(batch), k)
+    raise("MixtureSameFamily: %d classes with batch_shape %s do not fit components with batch_shape %s, expected "
+      .. "[..., %d]", k, tostring(mixture.batch_shape), tostring(batch), k)
   end
   self.validate_args = opts("MixtureSameFamily", given, OPTIONS).validate_args
   self.mixture_distribution, self.component_distribution = mixture:expand(own), parts

@@ -51,7 +51,7 @@ local function construct(self, input_size, hidden_size, given)
   local name = self:class_name()
   local o = opts(name, given, self._kind_of_cell == "rnn" and rnn_spec or spec)
   opts.expect(input_size, opts.whole_from(0), "%s: argument 1, the size of the input,", name)
-  opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the size of the state,", name)
+  opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the hidden size,", name)
   self.input_size, self.hidden_size, self.kind = input_size, hidden_size, self._kind_of_cell
   self.relu = o.nonlinearity == "relu"
   M.make_parameters(self, input_size, "", o)

@@ -173,11 +173,11 @@ local function chosen(model, target)
   end
   for _, pattern in ipairs(patterns) do
     if not used[pattern] then
-      raise("lora: target %s chooses no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)%s",
-        errors.show(pattern), other[pattern] and ("; it chooses " .. other[pattern]) or "")
+      raise("lora: target %s matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)%s",
+        errors.show(pattern), other[pattern] and ("; it matches " .. other[pattern]) or "")
     end
   end
-  if #list == 0 then raise "lora: the function 'target' chooses no layer that can have adapters" end
+  if #list == 0 then raise "lora: the function 'target' accepts no layer that can have adapters" end
   return list
 end
 

@@ -23,10 +23,10 @@ local function construct(self, input_size, hidden_size, given)
   local name = self:class_name()
   local o = opts(name, given, specs[self._kind_of_step])
   opts.expect(input_size, opts.whole_from(0), "%s: argument 1, the size of the input,", name)
-  opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the size of the state,", name)
+  opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the hidden size,", name)
   opts.need(o.dropout >= 0 and o.dropout <= 1, o.dropout, "a number from 0 to 1", "%s: option 'dropout'", name)
   local proj_size = o.proj_size or 0
-  opts.need(proj_size < hidden_size, proj_size, ("less than the size of the state, %d"):format(hidden_size),
+  opts.need(proj_size < hidden_size, proj_size, ("less than the hidden size, %d"):format(hidden_size),
     "%s: option 'proj_size'", name)
   if o.dropout > 0 and o.num_layers == 1 then
     log.warn(("%s: dropout acts between layers, so dropout = %g has no effect with 1 layer"):format(name, o.dropout))

@@ -239,7 +239,7 @@ function M.channel_shuffle(x, groups)
   end
   local N, C = x:size(1), x:size(2)
   if C % groups ~= 0 then
-    raise("channel_shuffle: the number of channels is %d, expected a multiple of that of groups, %d", C, groups)
+    raise("channel_shuffle: the number of channels is %d, expected a multiple of the number of groups, %d", C, groups)
   end
   if x:numel() == 0 then return x:clone() end
   return run(function() return x:reshape(N, groups, C / groups, -1):transpose(2, 3):reshape(x.shape) end)

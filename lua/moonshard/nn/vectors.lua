@@ -95,7 +95,7 @@ end
 ---@return Tensor  [number of elements]
 function M.parameters_to_vector(params)
   local list = list_of("parameters_to_vector", params)
-  opts.need(#list > 0, list, "at least one tensor", "parameters_to_vector: argument 1")
+  opts.need(#list > 0, list, "a list of at least one tensor", "parameters_to_vector: argument 1")
   return scope.scope(function()
     local parts = {}
     for k, p in ipairs(list) do parts[k] = p:reshape(-1) end

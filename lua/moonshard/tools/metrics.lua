@@ -143,8 +143,8 @@ local function over_threshold(who, given, ids, o)
     local others = ids:ne(0):logical_and(ids:ne(1)):logical_and(ids:ne(o.ignore_index or 0))
     if others:any():item() then
       local found = ids:masked_select(others)
-      raise("%s: class %d, but predictions of shape %s are probabilities of class 1: expected classes 0 and 1; for more "
-        .. "classes pass scores [N, C, ...]", who, found:narrow(1, 1, 1):item(), tostring(given.shape))
+      raise("%s: the targets have class %d, but predictions of shape %s are probabilities of class 1: expected targets "
+        .. "0 and 1; for more classes pass scores [N, C, ...]", who, found:narrow(1, 1, 1):item(), tostring(given.shape))
     end
   end
   return given:gt(o.threshold)

@@ -112,11 +112,11 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
     end
     for k, t in ipairs(inputs) do
       if is_tensor(t) and t.id < 0 then
-        errors.raise("%s: input %d is a %s, expected a plain tensor", who, k, t:class_name())
+        errors.raise("%s: returned tensor %d is a %s, expected a plain tensor", who, k, t:class_name())
       end
     end
     x.metadata = metadata
-    local n = put(inputs, who, "input")
+    local n = put(inputs, who, "returned tensor")
     if lib.ms_unit_extension_inputs(unit.handle, e - 1, n, buffer) ~= 0 then errors.fail() end
   end
   return nil, 0

@@ -58,7 +58,7 @@ local function common_batch(who, a, b)
   for k = 3, n do                                          -- counted from the end
     local x, y = sa[#sa - k + 1] or 1, sb[#sb - k + 1] or 1
     if x ~= y and x ~= 1 and y ~= 1 then
-      errors.raise("%s: the batches of shapes %s and %s do not broadcast", who, tostring(sa), tostring(sb))
+      errors.raise("%s: the batch dimensions of %s and %s do not broadcast", who, tostring(sa), tostring(sb))
     end
     same = same and x == y
     ea[n - k + 1] = x == 1 and y or x
