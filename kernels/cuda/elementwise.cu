@@ -185,7 +185,7 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
 // The computing type of an operator on this dtype; bools are computed as integers.
 static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
 
-// As on the CPU: computes in class_of the output's dtype, but in double where that is float32 and an input with
+// As on the CPU: computes in class_of the output's dtype; but in double if this class is float32 and an input with
 // dimensions is float64.
 static ms_status run(ms_call *c, int n, const chosen &f)
 {
@@ -249,8 +249,8 @@ static ms_status compare(ms_call *c, int n, int code)
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
     return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), { code });
 }
-// A floating-point tensor's scalar is first rounded to its dtype. An integer tensor and a number that no int64 equals
-// are compared in float64.
+// A scalar is first rounded to the dtype of a floating-point tensor. An integer tensor and a number that no int64
+// equals are compared in float64.
 static ms_status compare_scalar(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };

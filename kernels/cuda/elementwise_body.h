@@ -11,7 +11,7 @@
 #define MASK_B (b != 0)
 template <> struct formula<REAL> {
     typedef REAL T;
-    // Computes formula `code`. GAMMA: it is one that calls a gamma function; otherwise it is any of the others.
+    // Computes formula `code`. GAMMA: it is a formula that calls a gamma function, otherwise any other.
     template <bool GAMMA = false> static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
         switch (code) {

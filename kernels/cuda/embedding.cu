@@ -152,7 +152,7 @@ template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const ent
             }
         }
     }
-    if (f.how == ADD_SUM) {  // the sum is rounded before it is added, as a separate gradient would be
+    if (f.how == ADD_SUM) {  // the sum is rounded before it is added, as a separate gradient is
         read_pack(to, r.j, s.inner, (T)0, v[0]);
         UNROLL
         for (int e = 0; e < WIDE; e++) sum[e] = v[0][e] + rounded<S>(sum[e]);
@@ -322,7 +322,7 @@ static ms_status place_sorted(ms_call *c, const job &q, int how)
 }
 static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
 
-// Adds a dimension of the lines; one that continues the last is merged with it.
+// Adds a dimension of the lines; merges it with the last one if both can be traversed with one stride.
 static void add_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
 {
     int d = q->ndim - 1;

@@ -2,8 +2,8 @@
 // cuda/memory.cu -- memory of the device, and sharing it with other processes of this machine.
 //
 // There are two ways to share an allocation. CUDA IPC has a handle for memory of cudaMalloc. Where the driver gives
-// none, memory is made by cuMemCreate instead, which can be exported as a file descriptor. Which of the two is decided
-// at the first allocation, for all of them, because memory of cudaMalloc cannot be exported as a descriptor later.
+// none, memory is made by cuMemCreate instead, which can be exported as a file descriptor. The first allocation decides
+// the way for all allocations, because memory of cudaMalloc cannot be exported as a descriptor later.
 // MOONSHARD_CUDA_SHARE chooses a way, ipc or fd; if it is staging, memory is not shared.
 #include <atomic>
 #include <cstdio>

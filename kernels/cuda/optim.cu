@@ -148,7 +148,7 @@ struct clip_norm {
     int owners, dtype;
     double p, total, most;
     void *out;          // gets the norm; NULL if it is not stored
-    const float *skip;  // if it is not 0, the optimizer changes nothing; NULL: it steps
+    const float *skip;  // if *skip is not 0, the optimizer changes nothing; NULL: it steps
 };
 static __device__ inline double norm_of(const clip_norm &norm)
 {

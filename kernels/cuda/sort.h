@@ -138,8 +138,8 @@ template <class READ> __global__ void sort_count_kernel(sort_pass p, READ read, 
         p.all[blockIdx.x * DIGITS + d] = sum;
     }
 }
-// Replaces each chunk's counts by the sums of those before it: a block of one warp per digit, whose lanes have adjacent
-// chunks.
+// Replaces each chunk's counts by the sums over the chunks before it: a block of one warp per digit, whose lanes have
+// adjacent chunks.
 static __global__ void sort_scan_kernel(sort_pass p)
 {
     int d = (int)blockIdx.x, lane = threadIdx.x;

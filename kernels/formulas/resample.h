@@ -26,7 +26,7 @@ typedef struct {
     double scale;  // distance of outputs in elements of the input
 } ms_resample_axis;
 
-// Whether neither the first nor the last element that an output reads is ever before that of the preceding output.
+// Whether the first and the last element that an output reads never decrease from an output to the next.
 MS_FN int ms_resample_ordered(int kind) { return kind != MS_REFLECT && kind != MS_CIRCULAR; }
 MS_FN int64_t ms_resample_padded(const ms_resample_axis *a, int64_t o)
 {

@@ -50,7 +50,7 @@ static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block
 }
 
 // Computes forward and backward. The operator's check has put the seed and offset into saved_rng: in forward new ones,
-// in backward those of the forward, which the call has as integers.
+// in backward the forward's, which the call has as integers.
 ms_status ms__cpu_dropout(ms_call *c)
 {
     ms_tensor *x, *y = c->out[0];

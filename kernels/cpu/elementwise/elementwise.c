@@ -68,8 +68,8 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 // Arithmetic on bools is done in int64; results are stored as 0 or 1.
 static int arithmetic_class(int dtype) { return dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype); }
 
-// Computes in arithmetic_class of the output's dtype, but in double where that is float and an input with dimensions is
-// float64: an in-place float32 += float64 adds in double.
+// Computes in arithmetic_class of the output's dtype; but in double if this class is float and an input with dimensions
+// is float64: an in-place float32 += float64 adds in double.
 static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->out[0]->dtype;
@@ -137,8 +137,8 @@ static ms_status compare(ms_call *c, int n, const ms_loop_fn *fns)
              (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-// A floating-point tensor's scalar is first rounded to its dtype (0.1 equals the float16 of 0.1). An integer tensor and
-// a number that no int64 equals are compared in float64.
+// A scalar is first rounded to the dtype of a floating-point tensor (0.1 equals the float16 of 0.1). An integer tensor
+// and a number that no int64 equals are compared in float64.
 static ms_status compare_scalar(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->in[0]->dtype, cls = arithmetic_class(dtype);

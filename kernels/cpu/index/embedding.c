@@ -93,7 +93,7 @@ static void scatter_f32(const table *t, int64_t row, int64_t from, int64_t to, i
     for (int64_t k = from; k < to; k++)
         add_row_f32(s, ms__row_in(t->dtype, t->from, t->order[k] * t->width + j, 1, n, x), n);
     if (t->more) {
-        ms_bf16 half[PART];  // of either half type: rounds the sum before it is added, as a separate gradient would be
+        ms_bf16 half[PART];  // float16 or bfloat16: the sum is rounded before it is added, as a separate gradient is
         if (ms__is_half(t->dtype)) {
             ms__row_out(t->dtype, half, 0, 1, n, s);
             ms__row_in(t->dtype, half, 0, 1, n, s);

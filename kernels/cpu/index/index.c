@@ -118,7 +118,7 @@ ms_status ms__cpu_index_select(ms_call *c)
 }
 
 enum { STRIP = 512 };
-// Adds n adjacent elements (at most STRIP).
+// Adds n adjacent elements (at most STRIP) of `from` to `to`.
 static void add_strip(int dtype, int64_t n, char *to, const char *from)
 {
     int cls = dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype), size = ms__dtype_size(dtype);

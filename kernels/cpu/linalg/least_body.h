@@ -8,7 +8,7 @@ static void N(scale_rows)(N(singular_values) * v, const REAL *factor)
         for (int64_t k = 0; k < v->k; k++) v->vt[j * v->k + k] *= factor[k];
 }
 
-// Numbers: an absolute limit, and one relative to the largest singular value. Values up to the larger limit count as 0.
+// Numbers: an absolute limit; a limit as a factor of the largest singular value. Values up to the larger count as 0.
 static ms_status N(pinv)(const linalg_call *l)
 {
     N(singular_values) v = { .job = "S" };

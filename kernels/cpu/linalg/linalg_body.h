@@ -91,8 +91,8 @@ static ms_status N(solve_triangular)(const linalg_call *l)
     return end(&r, MS_OK);
 }
 
-// Factors the n x n matrix a in place, and returns the sign of its determinant, 0 if it is singular. The product of the
-// result's diagonal has the determinant's absolute value.
+// Factors the n x n matrix a in place, and returns the sign of its determinant: 0 for a singular matrix. The product of
+// the result's diagonal has the determinant's absolute value.
 static int N(factor)(const linalg_call *l, int n, REAL *a, int *pivots)
 {
     int info = 0, sign = 1;

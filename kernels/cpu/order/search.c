@@ -44,7 +44,7 @@ static void search_range(void *arg, int64_t first, int64_t last, int64_t block)
         }
     }
 }
-// Inputs: boundaries, numbers. Integers: whether a number's place is after boundaries that equal it, or before.
+// Inputs: boundaries, numbers. Integers: whether a number's place is after the boundaries that equal it (else before).
 ms_status ms__cpu_searchsorted(ms_call *c)
 {
     ms_tensor *sorted = NULL, *x = NULL, *o = c->out[0];

@@ -15,7 +15,7 @@ enum { DIGIT = 8, DIGITS = 1 << DIGIT, RUN = 16, SMALL = 512, LONG = 65536, MOST
 
 // How the elements of a line become keys, which increase in the order of the result.
 typedef struct {
-    int cls, bits, shift;  // bits: of a key; shift: low bits dropped from half types' keys: the sign decides them
+    int cls, bits, shift;  // bits: of a key; shift: low bits dropped from half types' keys, as the sign decides them
     bool wide, descending;
     int64_t low;    // if the keys of integers are not wide: the integer whose key is 0, the first in the order
     uint64_t flip;  // all ones to reverse the order
@@ -166,7 +166,7 @@ typedef struct {
     int d;
     int64_t k, room;  // elements of a line that are wanted; entries of a buffer
     bool descending;
-    char *scratch;  // the buffers: two for each thread, or for a divided line as many as `run` counts
+    char *scratch;  // the buffers: two for each thread, or for a divided line the number that run() computes
     uint32_t (*count)[DIGITS];
     int64_t group;
     // The line that is being sorted:

@@ -115,7 +115,7 @@ static void N(read_line)(const keys *q, const ms_line *x, int64_t first, int64_t
 
 // Selects the first k entries of a part of a line, in order: entries below the k-th best so far are collected until
 // there are `room` of them, which are then sorted to find a better k-th. e and spare have room + STEP entries. The
-// result is in *out; returns how many there are, k or all.
+// result is in *out; returns its number of entries: k, or all if the part has fewer.
 static int64_t N(select_part)(const part *p, ENTRY *e, ENTRY *spare, ENTRY **out)
 {
     KEY key[MS_CHUNK], limit = 0;

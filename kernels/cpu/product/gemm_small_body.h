@@ -104,8 +104,8 @@ static ms_gemm_fn R(direct)(const ms_gemm *g)
 }
 
 // Computes a product without packing: of at most SMALL multiply-adds; of up to 16 rows if b_cs is 1; or by dot
-// products. Columns of B that cannot be read as whole vectors go through a padded copy: with b_cs 1, or where few_rows
-// computes the others, only the last ones, otherwise all. Returns false if the product does not suit this path.
+// products. Columns of B that cannot be read as whole vectors go through a padded copy: only the last ones if b_cs is 1
+// or few_rows computes the others, otherwise all. Returns false if the product does not suit this path.
 static bool R(small)(const ms_gemm *g)
 {
     enum { ROOM = 32 << 10 };

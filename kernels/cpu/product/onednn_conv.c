@@ -152,8 +152,8 @@ static dnnl_status_t make_move(entry *e, int k, bool out, dnnl_primitive_attr_t 
 }
 
 // The weight's gradient of a kernel of 3 x 3 is computed by Winograd's minimal filtering (tiles of 4 x 4, with
-// AVX-512): a quarter of the multiplications, and errors like those of direct sums, half to twice as large. The output
-// and the image's gradient would be as fast, but have five times the error of direct sums.
+// AVX-512): a quarter of the multiplications, and errors like those of direct sums, half to twice as large. It would
+// make the output and the image's gradient as fast, too, but with five times the error of direct sums.
 static bool suits_winograd(const key *k)
 {
     const ms_conv *v = &k->v;
@@ -237,14 +237,14 @@ typedef struct plan {
     const ms_conv_work *c;
     ms_conv v;                       // the whole convolution
     key key;                         // the tasks' key, without their images and channels
-    int64_t split, part, parts;      // channels that are divided; those of a part; number of parts
+    int64_t split, part, parts;      // channels that are divided; channels of a part; number of parts
     int64_t each, blocks, at_once;   // images of a block; number of blocks; blocks computed at a time
     int64_t first, count;            // the current blocks
     entry *e[2][2];                  // [whether the part is the last][whether the block is the last]
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
     int64_t slots;  // pieces of scratch memory: one for each thread, or one for each task if tasks are fewer
-    char *room[3], *sums, *scratch;  // sums: the weight's gradients of the current blocks, except that of block 0
-    int status;                      // of `divide` or a task, if it failed, else 0
+    char *room[3], *sums, *scratch;  // sums: the current blocks' gradients of the weight, without block 0's
+    int status;                      // the dnnl_status_t of `divide` or a task that failed, else 0
 } plan;
 
 static entry *entry_of(const plan *p, int64_t part, int64_t block)
@@ -321,8 +321,8 @@ static void move_weight(void *arg, int64_t part, int64_t end, int64_t unused)
     move(arg, W, part, 0);
 }
 
-// Copies the operands of the current blocks: the shared one block by block, then, for a weight's gradient, the parts of
-// the other.
+// Copies the operands of the current blocks: block by block the operand that all parts share; then, for a weight's
+// gradient, the parts of the output's gradient.
 static void move_in(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     plan *p = arg;

@@ -41,8 +41,8 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // What backward reads and writes besides hs, cs, q and `unprojected` of the pass. dy, dh, dc: the gradients of the
-// outputs; dx, da: those of the sums over the input and over the state; dh0: that of h_0; carried: the gradient that
-// passes from step to step element by element; dprojected: the gradients of the projected states.
+// outputs; dx, da: the gradients of the gates' sums over the input and over the state; dh0: the gradient of h_0;
+// carried: the gradient that passes from step to step elementwise; dprojected: the gradients of the projected states.
 typedef struct gradients {
     const void *dy, *dh, *dc;
     void *dx, *da, *dh0, *carried, *dprojected;
@@ -160,7 +160,7 @@ typedef struct held {
     } list[HELD];
 } held;
 
-// Sets *data to the data of an input, contiguous and in the computing type, which h holds; NULL if there is no input.
+// Sets *data to an input's data, contiguous and in the computing type; h owns the tensor. NULL if there is no input.
 static ms_status take(held *h, ms_tensor *t, const void **data)
 {
     ms_tensor *copy = NULL;

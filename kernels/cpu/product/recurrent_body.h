@@ -132,7 +132,7 @@ static void R(enter)(const pass *w, const void *first, void *before, int64_t wid
     else memset(to, 0, (size_t)p.n * sizeof *to);
 }
 
-// Computes the states of some units and some rows after a step; with a projection, those before the projection.
+// Computes the states of some units and some rows after a step; with a projection, the states that it projects.
 static void R(forward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;

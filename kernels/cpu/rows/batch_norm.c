@@ -20,7 +20,7 @@ typedef struct bn {
     const void *x, *g;
     void *y;                                    // the output, dx in backward; NULL if it is not needed
     void *coefficients;                         // as REAL: 3 or 4 arrays with a number per channel; used where S = 1
-    double *parts;                              // 2 C numbers per block
+    double *parts;                              // where S = 1: per block, the 2 C results of rows_stats or rows_sums
     double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL
     double *dw, *db, *dmean, *dvar;
     void (*channel)(const struct bn *, int64_t);  // computes one channel; used where S > 1

@@ -71,7 +71,7 @@ static void let_go(held *h)
 }
 
 // Checks the ids, and sets the fields of *q that forward and backward share; *h owns what they point to. x: the logits
-// of all rows, or the place for those of a chunk.
+// of all rows, or memory for a chunk's logits.
 static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
 {
     int64_t rows = ids->numel;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU. A row is read several times, but from
 // memory only once if it fits in the cache. Backward of the norms reads each row's mean and 1 / deviation, kept by
-// forward; that of softmax and log_softmax reads the output.
+// forward; backward of softmax and log_softmax reads the output.
 #include "cpu/rows/rows.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"

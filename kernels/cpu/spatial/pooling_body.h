@@ -81,7 +81,7 @@ static void R(rows)(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-// Adds the gradients g of a row of outputs to dx, that of a row of inputs; each input's sum is in the outputs' order.
+// Adds the gradients g of a row of outputs to dx, a row of the input's gradient; each sum is in the outputs' order.
 static MS_KERNEL void R(row_back)(const ms_window *w, REAL *dx, const REAL *g)
 {
     for (int64_t o = 0; w->kernel == 0 && o < w->out; o++)

@@ -69,7 +69,7 @@ static void poisson_chunk(const draw_job *j, int64_t n, const double *rate, uint
 {
     words w;
     bool any = false;
-    double before = -1, none = 0;  // the last low rate, and its probability of 0
+    double before = -1, none = 0;  // the last low rate, and the probability that it draws 0
     for (int64_t k = 0; k < n; k++) any |= ms_poisson_is_high(rate[k]);
     draw_words(&w, n, j, first);
     if (any) poisson_tries(n, rate, &w, out);

@@ -6,8 +6,8 @@ typedef struct {
     REAL *re, *im;
 } R(pairs);
 
-// All that the transforms of a call share. roots: w(n)^k. For Bluestein's algorithm (formulas/fft.h) plan and roots are
-// those of the convolution, chirp is c[j], and spectrum the transform of conj(c).
+// All that the transforms of a call share (w, c: formulas/fft.h). roots: w(n)^k. For Bluestein's algorithm plan and
+// roots are those of the convolution, chirp is c[j], and spectrum the transform of conj(c).
 typedef struct {
     const fft_call *f;
     ms_fft_plan plan;

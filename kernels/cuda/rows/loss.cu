@@ -309,7 +309,7 @@ static ms_status loss_room(const ms_call *c, ms_block **room, int64_t rows)
 {
     return ms__alloc(room, ms__device(c->in[0]), (size_t)(2 + rows) * sizeof(double), c->op->name);
 }
-// Stores the totals in room, and the loss of all rows in out, if it has data. losses: NULL for the weights alone.
+// Stores the totals in room, and the loss of all rows in out, if it has data. losses: NULL to sum only the weights.
 template <class T>
 static ms_status add_totals(const ms_call *c, const cross &q, int index, ms_block *room, const T *losses,
                             const target &out)
@@ -365,7 +365,7 @@ static ms_status cross_backward(const ms_call *c, const cross &q, int index, con
     return launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_backward_kernel), q.rows * s.count, BLOCK, q,
                          s, l, r, dx);
 }
-// Computes the divisor of a mean, in totals[1].
+// Stores the divisor of a mean, the sum of the weights of the rows that are not ignored, as the second total in room.
 static ms_status cross_weight(ms_call *c, const cross &q, int index, ms_block *room)
 {
     return add_totals<float>(c, q, index, room, NULL, {});

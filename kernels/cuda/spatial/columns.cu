@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
     write_pack(cols + row * L, l, L, out);
 }
 
-// As unfold_kernel, for strides above 2 and images whose lines have at most LINE_BYTES bytes. A block computes the
-// columns of `lines` rows of the output, for the kernel elements of one row of the kernel: it copies the image's lines
-// that they read to shared memory, from which each row of cols takes every sw-th element. tiles: number of blocks for
-// all rows of the output.
+// As unfold_kernel, for column strides (sw) above 2 and images whose lines have at most LINE_BYTES bytes. A block
+// computes the columns of `lines` rows of the output, for the kernel elements of one row of the kernel: it copies the
+// image's lines that these read to shared memory, from which each row of cols takes every sw-th element. tiles: number
+// of blocks for all rows of the output.
 enum { LINE_BYTES = 16 << 10 };
 struct line_tiles {
     int64_t lines, tiles;
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
 }
 
 // A thread computes a strip of adjacent elements of a row of an image: WIDE, or twice as many where cols is of a half
-// type, so that enough bytes are in flight. If the stride is 1 or 2, a kernel element's contributions to them are
-// adjacent in cols; if it is above 2, each element has few kernel elements, sw apart (without dilation).
+// type, so that enough bytes are in flight. If the column stride sw is 1 or 2, a kernel element's contributions to
+// the strip are adjacent in cols; if sw is above 2, only every sw-th kernel column reads an element (without dilation).
 template <class C> constexpr int STRIP = sizeof(C) == 2 ? 2 * WIDE : WIDE;
 template <int N, class C>
 static __device__ __forceinline__ void read_strip(const C *row, int64_t j, int64_t n, real_of<C> *v)

@@ -27,8 +27,8 @@ template <class W> struct pairs {
 };
 enum fft_what { COMPLEX, REAL_TO_HALF, HALF_TO_REAL };
 
-// A tensor's lines. step: from an element of a line to the next; part: from its real to its imaginary part; stride:
-// those of the other dimensions.
+// A tensor's lines. step: from an element of a line to the next; part: from its real to its imaginary part; stride: the
+// strides of the other dimensions.
 struct fft_side {
     void *data;
     int64_t step, part, stride[MS_MAX_DIMS];

@@ -154,8 +154,8 @@ static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
 static ms_status layer_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_layer_norm_backward); }
 static ms_status rms_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_rms_norm_backward); }
 
-// x and the residual have the same gradient, that of their sum: its gradient as an output (of_sum) plus that through
-// the norm. On a GPU the norm's kernel adds to of_sum in place if nothing else uses of_sum.
+// x and the residual have the same gradient, that of their sum: of_sum, the sum's gradient as an output, plus the
+// gradient through the norm. On a GPU the norm's kernel adds to of_sum in place if nothing else uses of_sum.
 static ms_status add_norm_backward(ms_backward_call *b, const ms_op *op)
 {
     ms_tensor *of_sum = b->gout[1], *out[3] = { NULL }, *all = of_sum ? ms__retain(of_sum) : NULL;

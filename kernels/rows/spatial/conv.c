@@ -20,7 +20,7 @@ static ms_status check_each(const ms_call *c, const char *what, const int64_t *i
     return MS_OK;
 }
 
-// Checks the dtypes, the sizes of input and weight, and the integers, except i[2 n] to i[3 n - 1] and the bias's shape.
+// Checks the dtypes, the sizes of input and weight, and the integers, but neither i[2 n] to i[3 n - 1] nor the bias.
 // weight: names of the weight's first two dimensions; third: the name of what is in i[2 n] to i[3 n - 1].
 static ms_status check_common(ms_call *c, const char *weight, const char *third)
 {

@@ -7,7 +7,7 @@
 #include "ops/op.h"
 
 // c->i begins with these. Then follow, for each of `dims` dimensions, the kernel's size, then the strides, the
-// paddings and the dilations; or, if adaptive, only the output's sizes. Those of a backward end with the input's sizes.
+// paddings and the dilations; or, if adaptive, only the output's sizes. A backward's c->i ends with the input's sizes.
 enum { MS_POOLING_DIMS, MS_POOLING_MODE, MS_POOLING_COUNT_PADDING, MS_POOLING_DIVISOR, MS_POOLING_SIZES };
 enum { MS_POOLING_FLOOR, MS_POOLING_CEIL, MS_POOLING_ADAPTIVE };  // the output's size: rounded down, rounded up, given
 

@@ -356,7 +356,7 @@ local function forget_records(self)
 end
 
 -- The record of an optimizer's current gradients. If an error made this rank skip update(), adapts the scale now, as
--- update() has done on the other ranks, and raises if that changes it.
+-- update() has done on the other ranks, and raises if the scale changes.
 local function record_of(self, optimizer)
   local record = self._optimizers[optimizer]
   if record and is_stale(record, optimizer) then
