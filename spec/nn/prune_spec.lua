@@ -81,7 +81,7 @@ describe("prune", function()
     assert.is_false(m.weight:equal(ms.tensor(W) * mask))
     local original = m.parametrizations.weight.original
     assert.are.equal(0, (original.grad * (1 - mask)):abs():sum():item())
-    -- remove leaves the same parameter, which optimizers know.
+    -- remove leaves the same parameter, which optimizers already have.
     local before = m.weight:tolist()
     prune.remove(m, "weight")
     assert.is_true(rawequal(original, m.weight))

@@ -149,8 +149,8 @@ function F.layer_norm(x, shape, w, b, given)
 end
 
 --- x / sqrt(mean(x^2) + eps) * w over the trailing dimensions (Zhang & Sennrich 2019). If eps is not given, it is the
---- machine epsilon of x's dtype. F.rms_norm(x, w), without sizes, takes those of w. Errors: the trailing dimensions of
---- x do not have the given sizes.
+--- machine epsilon of x's dtype. F.rms_norm(x, w), without sizes, normalises over the sizes of w. Errors: the trailing
+--- dimensions of x do not have the given sizes.
 ---@param x Tensor  […, sizes]
 ---@param shape? integer|integer[]  the trailing sizes to normalise over (default: the last one)
 ---@param w? Tensor  of these sizes
@@ -213,7 +213,7 @@ end
 
 --- Normalises over all dimensions except the second (Ioffe & Szegedy 2015). In training it uses the batch's mean and
 --- variance, and then sets running = (1 - momentum) running + momentum batch, in place, with the unbiased variance.
---- Otherwise it uses the running ones. Errors: a single value per channel in training.
+--- Otherwise it uses the running mean and variance. Errors: a single value per channel in training.
 ---@param x Tensor  [N, C, …]
 ---@param mean? Tensor  running mean, [C]
 ---@param var? Tensor   running variance, [C]
@@ -325,7 +325,7 @@ end
 
 --- cross_entropy of linear(x, w), with less memory: the logits are computed in chunks of rows, and the gradients of x,
 --- w and the bias in the same pass. Memory: the logits of one chunk, on the CPU also their gradient; with several
---- chunks also, if w is float16 or bfloat16, its gradient in float32 and, on the CPU, another gradient of w. The bits
+--- chunks also w's gradient in float32 if w is float16 or bfloat16, and on the CPU a buffer of w's size. The bits
 --- of the result depend on the size of the chunks, not on the number of threads; if one chunk has all rows, linear and
 --- cross_entropy compute the result. Backward computes the logits again if the reduction is "none", or if the dtype is
 --- float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks. Errors: a class

@@ -109,7 +109,7 @@ local function instance_norm_class(name, dims)
 end
 
 --- Normalises each channel of each sample of [N, C, L] or [C, L] by its own statistics; in evaluation with
---- track_running_stats by the running ones.
+--- track_running_stats by the running statistics.
 ---@class InstanceNorm1d: Module
 ---@field weight Parameter?  [d]; nil without affine
 ---@field bias Parameter?  [d]; nil without affine

@@ -67,16 +67,16 @@ function M.group_norm(x, num_groups, w, b, given)
   return run(function() return affine(normalised(x, rows, n, eps), w, b) end)
 end
 
--- Mixes the mean and the unbiased variance of each channel, averaged over the batch, into the running ones.
+-- Mixes the mean and the unbiased variance of each channel, averaged over the batch, into the running statistics.
 local function track(x, mean, var, momentum)
   local rows = x:detach():reshape(x:size(1), x:size(2), -1)
   if mean ~= nil then mean:mul_(1 - momentum):add_(rows:mean(3):mean(1):to(mean.dtype), { alpha = momentum }) end
   if var ~= nil then var:mul_(1 - momentum):add_(rows:var(3):mean(1):to(var.dtype), { alpha = momentum }) end
 end
 
---- Normalises each channel of each sample (Ulyanov et al. 2016). With use_input_stats by its own mean and variance,
---- which are also mixed into the running ones, in place; otherwise by the running ones. Errors: a single element per
---- channel with use_input_stats.
+--- Normalises each channel of each sample (Ulyanov et al. 2016): with use_input_stats by its own mean and variance,
+--- which are also mixed into the running statistics, in place; otherwise by the running statistics. Errors: a single
+--- element per channel with use_input_stats.
 ---@param x Tensor  [N, C, ...], with at least one further dimension
 ---@param mean? Tensor  running mean, [C]
 ---@param var? Tensor  running variance, [C]

@@ -92,7 +92,7 @@ local BCELoss = of_function("BCELoss", functions.binary_cross_entropy)
 --- F.binary_cross_entropy_with_logits as a module.
 ---@class BCEWithLogitsLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", weight: Tensor, pos_weight: Tensor }): BCEWithLogitsLoss
----   weight: factor of each element; pos_weight: factor of the positive part; both broadcast
+---   weight: factor of each element; pos_weight: factor of the positive class; both broadcast
 local BCEWithLogitsLoss = of_function("BCEWithLogitsLoss", functions.binary_cross_entropy_with_logits)
 
 --- F.nll_loss as a module.

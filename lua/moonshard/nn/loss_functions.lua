@@ -163,7 +163,7 @@ end)
 ---@param input Tensor  logits of any shape
 ---@param target Tensor  from 0 to 1, of any dtype, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor, pos_weight: Tensor }
----   weight: factor of each element; pos_weight: factor of the positive part; both broadcast
+---   weight: factor of each element; pos_weight: factor of the positive class; both broadcast
 ---@return Tensor  [], or the input's shape with "none"
 function M.binary_cross_entropy_with_logits(input, target, given) return bce_logits(input, target, given) end
 
@@ -253,8 +253,8 @@ local function rows_of(who, input, ids, weight)
 end
 
 local NLL = { weight = optional_tensor, ignore_index = opts.option(opts.whole, -100), reduction = reduction }
---- Minus the log-probability of each class. "mean" divides by the sum of the weights of the classes. Errors: an id that
---- is not a class of the input.
+--- Minus the log-probability of each row's class. "mean" divides by the sum of the weights of these classes. Errors: an
+--- id that is not a class of the input.
 ---@param input Tensor  log-probabilities [N, C], [C] or [N, C, ...]
 ---@param ids Tensor  classes from 0: int64 [N], [] or [N, ...]
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor, ignore_index: integer }

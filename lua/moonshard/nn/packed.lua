@@ -121,7 +121,8 @@ function PackedSequence:char() return self:to "int8" end
 ---@return PackedSequence
 function PackedSequence:byte() return self:to "uint8" end
 
---- Pins the memory of its tensors for copies to a GPU (see Tensor:pin_memory). Errors: data that is not on the CPU.
+--- Pins the memory of the sequence's tensors for copies to a GPU (see Tensor:pin_memory). Errors: data that is not on
+--- the CPU.
 ---@return PackedSequence self
 function PackedSequence:pin_memory()
   for _, t in pairs { self.data, self.batch_sizes, self.sorted_indices, self.unsorted_indices } do t:pin_memory() end
@@ -152,7 +153,7 @@ end
 
 -- ---- lengths ----------------------------------------------------------------------------------------
 
---- Refuses a captured step: Lua computes positions of rows from these values.
+--- Refuses a captured step, because Lua computes positions of rows from lengths or batch_sizes.
 ---@param who string  the function or the layer, for the message
 ---@param what string  "lengths" or "batch_sizes"
 function M.refuse_captured(who, what)
@@ -275,7 +276,7 @@ function rnn.pack_padded_sequence(input, lengths, given)
   end)
 end
 
---- Pads a packed sequence. Errors: a total_length below that of the longest sequence.
+--- Pads a packed sequence. Errors: a total_length below the length of the longest sequence.
 ---@param sequence PackedSequence  such as a layer's output
 ---@param given? { batch_first: boolean, padding_value: number, total_length: integer }  padding_value: value of the
 ---   elements after a sequence's end (default: 0); total_length: T of the result (default: the longest length)

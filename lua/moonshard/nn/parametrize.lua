@@ -184,12 +184,13 @@ local function successor(own, value)
   end
 end
 
---- Makes a computed parameter an ordinary one again: with its current value, or the original. The parameter is one of
---- the originals, which optimizers know already, or a new one if no original has the value's shape and dtype.
+--- Makes a computed parameter an ordinary one again, with its computed value or that of the original. The parameter is
+--- one of the originals, which optimizers already have, or a new one if no original has the value's shape and dtype.
 ---@param m Module  a layer with parametrizations
 ---@param name string  name of the parameter
 ---@param given? { leave_parametrized: boolean }
----   leave_parametrized: the parameter gets its computed value; false: the original, if there is only one
+---   leave_parametrized: true: the parameter gets its computed value; false: it gets the value of the original, of
+---   which there must be only one
 ---@return Module m
 function M.remove_parametrizations(m, name, given)
   local who = "remove_parametrizations"

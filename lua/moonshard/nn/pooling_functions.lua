@@ -16,7 +16,7 @@ local M = {}
 ---   elements (default: 1); ceil_mode: keeps a last window that the input only partly fills; return_indices: also
 ---   returns positions
 ---@return Tensor  [N, C, L'] with L' = floor((L + 2 padding - dilation (kernel - 1) - 1) / stride) + 1
----@return Tensor? indices  with return_indices: int64, the position of each in its row, from 0
+---@return Tensor? indices  with return_indices: int64, the position of each largest element in its row, from 0
 function M.max_pool1d(x, kernel, stride, given)
   return windows.max_pool("max_pool1d", x, 1, windows.arguments("max_pool1d", "max", 1, kernel, stride, given))
 end
@@ -31,7 +31,7 @@ end
 ---   elements (default: 1); ceil_mode: keeps last windows that the input only partly fills; return_indices: also
 ---   returns positions
 ---@return Tensor  [N, C, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1
----@return Tensor? indices  with return_indices: int64, the position of each in its image, y * W + x from 0
+---@return Tensor? indices  with return_indices: int64, the position of each largest element in its image, y * W + x from 0
 function M.max_pool2d(x, kernel, stride, given)
   return windows.max_pool("max_pool2d", x, 2, windows.arguments("max_pool2d", "max", 2, kernel, stride, given))
 end
@@ -46,7 +46,7 @@ end
 ---   elements (default: 1); ceil_mode: keeps last windows that the input only partly fills; return_indices: also
 ---   returns positions
 ---@return Tensor  [N, C, D', H', W']
----@return Tensor? indices  with return_indices: int64, the position of each in its volume, from 0
+---@return Tensor? indices  with return_indices: int64, the position of each largest element in its volume, from 0
 function M.max_pool3d(x, kernel, stride, given)
   return windows.max_pool("max_pool3d", x, 3, windows.arguments("max_pool3d", "max", 3, kernel, stride, given))
 end
@@ -157,7 +157,7 @@ end
 ---@param size integer  elements of the output
 ---@param given? { return_indices: boolean }  return_indices: also returns positions
 ---@return Tensor  [N, C, size]
----@return Tensor? indices  with return_indices: int64, the position of each in its row, from 0
+---@return Tensor? indices  with return_indices: int64, the position of each largest element in its row, from 0
 function M.adaptive_max_pool1d(x, size, given) return adaptive_max("adaptive_max_pool1d", x, 1, size, given) end
 
 --- The largest element of each of H' x W' windows of nearly equal sizes, which cover the image.
@@ -165,7 +165,7 @@ function M.adaptive_max_pool1d(x, size, given) return adaptive_max("adaptive_max
 ---@param size integer|integer[]  { H', W' }, or one number for both; false instead of a number keeps the input's size
 ---@param given? { return_indices: boolean }  return_indices: also returns positions
 ---@return Tensor  [N, C, H', W']
----@return Tensor? indices  with return_indices: int64, the position of each in its image, y * W + x from 0
+---@return Tensor? indices  with return_indices: int64, the position of each largest element in its image, y * W + x from 0
 function M.adaptive_max_pool2d(x, size, given) return adaptive_max("adaptive_max_pool2d", x, 2, size, given) end
 
 --- The largest element of each of D' x H' x W' windows of nearly equal sizes, which cover the volume.
@@ -173,7 +173,7 @@ function M.adaptive_max_pool2d(x, size, given) return adaptive_max("adaptive_max
 ---@param size integer|integer[]  { D', H', W' }, or one number for all; false instead of a number keeps the input's size
 ---@param given? { return_indices: boolean }  return_indices: also returns positions
 ---@return Tensor  [N, C, D', H', W']
----@return Tensor? indices  with return_indices: int64, the position of each in its volume, from 0
+---@return Tensor? indices  with return_indices: int64, the position of each largest element in its volume, from 0
 function M.adaptive_max_pool3d(x, size, given) return adaptive_max("adaptive_max_pool3d", x, 3, size, given) end
 
 -- ---- the inverse of max_pool ------------------------------------------------------------------------

@@ -239,9 +239,9 @@ function M.global_unstructured(parameters, amount, given)
   end)
 end
 
---- Makes a pruned parameter an ordinary one, with zeros where the mask has them: the original, which optimizers know.
---- Other parametrizations before the mask, such as weight_norm, are removed, too; the parameter gets their result.
---- Errors: a parameter that has a parametrization after the mask.
+--- Makes a pruned parameter an ordinary one again: the original, which optimizers already have, with zeros where the
+--- mask has zeros. Other parametrizations before the mask, such as weight_norm, are removed, too; the parameter gets
+--- their result. Errors: a parameter that has a parametrization after the mask.
 ---@param m Module  a layer
 ---@param name string  name of the parameter
 ---@return Module m

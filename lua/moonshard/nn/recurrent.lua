@@ -188,8 +188,8 @@ end
 --- last layer at every step, in the layout of x (packed if x is), with directions * hidden_size features. The second
 --- result is the state after the last step, in the shape of h; for a packed sequence after each sequence's own last
 --- step, in their original order. Parameters are weight_ih_l0 [hidden_size, in], weight_hh_l0 [hidden_size,
---- hidden_size], bias_ih_l0 and bias_hh_l0 [hidden_size]; those of further layers have l1, l2, ..., those of the other
---- direction the suffix _reverse.
+--- hidden_size], bias_ih_l0 and bias_hh_l0 [hidden_size]. The names have l1, l2, ... for further layers, and the suffix
+--- _reverse for the other direction.
 ---@class RNN: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, nonlinearity: "tanh"|"relu", bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): RNN
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
@@ -205,8 +205,8 @@ local RNN = recurrent_class("RNN", "rnn")
 --- the last layer at every step, in the layout of x (packed if x is), with directions * hidden_size features. The other
 --- results are the states after the last step, in the shapes of h and c; for a packed sequence after each sequence's
 --- own last step, in their original order. Parameters are weight_ih_l0 [4 * hidden_size, in], weight_hh_l0 [4 *
---- hidden_size, hidden_size], bias_ih_l0 and bias_hh_l0 [4 * hidden_size], rows in the order i, f, g, o; those of
---- further layers have l1, l2, ..., those of the other direction the suffix _reverse. With proj_size (Sak et al. 2014)
+--- hidden_size, hidden_size], bias_ih_l0 and bias_hh_l0 [4 * hidden_size], rows in the order i, f, g, o. The names have
+--- l1, l2, ... for further layers, and the suffix _reverse for the other direction. With proj_size (Sak et al. 2014)
 --- weight_hr_l0, [proj_size, hidden_size], projects each state: h and y have proj_size features.
 ---@class LSTM: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, proj_size: integer, dtype: string, device: string }): LSTM
@@ -223,8 +223,8 @@ local LSTM = recurrent_class("LSTM", "lstm")
 --- layer at every step, in the layout of x (packed if x is), with directions * hidden_size features. The second result
 --- is the state after the last step, in the shape of h; for a packed sequence after each sequence's own last step, in
 --- their original order. Parameters are weight_ih_l0 [3 * hidden_size, in], weight_hh_l0 [3 * hidden_size,
---- hidden_size], bias_ih_l0 and bias_hh_l0 [3 * hidden_size], rows in the order r, z, n; those of further layers have
---- l1, l2, ..., those of the other direction the suffix _reverse.
+--- hidden_size], bias_ih_l0 and bias_hh_l0 [3 * hidden_size], rows in the order r, z, n. The names have l1, l2, ... for
+--- further layers, and the suffix _reverse for the other direction.
 ---@class GRU: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): GRU
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:

@@ -163,7 +163,7 @@ function M.grid_sample(x, grid, given)
 end
 
 --- The grid with which grid_sample applies an affine map to each image.
----@param theta Tensor  [N, 2, 3], or [N, 3, 4] for volumes: the place of an output is theta times (x, y, 1)
+---@param theta Tensor  [N, 2, 3], or [N, 3, 4] for volumes: the output at (x, y) is read at theta times (x, y, 1)
 ---@param size integer[]  of the output: { N, C, H, W } or { N, C, D, H, W }
 ---@param given? { align_corners: boolean }  align_corners: -1 and 1 are the centres of the first and last elements, not their edges
 ---@return Tensor  [N, H, W, 2] or [N, D, H, W, 3]

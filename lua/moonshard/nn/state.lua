@@ -75,8 +75,8 @@ function Module:apply(fn)
   return self
 end
 
--- Makes t refer to the data of `at`; for instances of a tensor class, makes the inner tensors of t refer to the data of
--- those of `at`.
+-- Makes t refer to the data of `at`. For instances of a tensor class, makes each inner tensor of t refer to the data of
+-- the same inner tensor of `at`.
 local point
 function point(t, at)
   local parts = tensor.inner(t)

@@ -41,7 +41,7 @@ local combine = functions.Function {
 }
 
 --- Normalises with the statistics of all ranks' batches, and mixes them, with the unbiased variance, into the running
---- ones. Every rank of the group makes the call, with a batch of any size, 0 included.
+--- statistics. Every rank of the group makes the call, with a batch of any size, 0 included.
 ---@param x Tensor  [N, C, ...]
 ---@param running { mean: Tensor?, var: Tensor?, factor: number }  factor: the weight of the batch
 ---@param layer { weight: Tensor?, bias: Tensor?, eps: number, group: Group? }

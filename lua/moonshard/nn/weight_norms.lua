@@ -65,7 +65,7 @@ function M.weight_norm(m, name, given)
   return parametrize.register_parametrization(m, name, WeightNorm(o.dim))
 end
 
---- Makes the weight an ordinary parameter again: v, which optimizers know, with the current value of the weight.
+--- Replaces the computed weight by the parameter v, set to the weight's current value. Optimizers already have v.
 ---@param m Module  a layer with weight_norm
 ---@param name? string  name of the parameter (default: "weight")
 ---@return Module m

@@ -120,8 +120,8 @@ local function narrow(at, start, points, n, limit, least)
   while n < limit and abs(high.t - low.t) >= least do
     local t, left, right = cubic_minimum(low, high), min(low.t, high.t), max(low.t, high.t)
     local margin = 0.1 * (right - left)
-    -- A point near an end of the bracket is moved away from the end if the point before it was near one, too, or if it
-    -- does not lie inside of the bracket.
+    -- A point near an end of the bracket is moved away from the end if the previous point was near an end, too, or if
+    -- the point does not lie inside of the bracket.
     if min(right - t, t - left) < margin then
       if stuck or t >= right or t <= left then
         t = abs(t - right) < abs(t - left) and right - margin or left + margin

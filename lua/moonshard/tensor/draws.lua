@@ -74,7 +74,7 @@ function methods.random_(t, low, high)
 end
 
 --- Normally distributed random numbers. If mean and std are numbers, they apply to all elements of a tensor of the
---- given sizes; a tensor gives one for each element.
+--- given sizes; a tensor has the mean or the std of each element.
 ---@param mean number|Tensor  their mean
 ---@param std? number|Tensor  their standard deviation, at least 0; broadcasts with mean (default: 1)
 ---@param sizes? integer|integer[]  of the result, if both are numbers

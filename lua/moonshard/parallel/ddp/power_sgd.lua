@@ -5,7 +5,7 @@
 ---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
 ---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)
 ---
---- Q is that of the previous iteration, or random and equal on all ranks. P = M Q is summed over ranks and
+--- Q is the previous iteration's Q, or random and equal on all ranks. P = M Q is summed over ranks and
 --- orthonormalized, Q = Mᵀ P is averaged, and the gradient becomes P Qᵀ. The approximation error of a rank's own
 --- gradient is added to its next gradient. Vectors, and matrices that would not shrink by min_compression_rate, are
 --- averaged uncompressed, in one collective per bucket.

@@ -173,11 +173,11 @@ local function take_flat(m, sd)
   return list, rest
 end
 
---- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's, of whole tensors, is read (the others pass
---- `{}`). With assign, the model's tensors on meta are first allocated on the devices of the state dict's tensors (with
---- broadcast_from_rank0: on the CPU). PyTorch counts the elements of containers from 0: use count_from = 0 for its. If
---- one rank refuses the state dict, all ranks refuse it, before anything changes; names that load_state_dict post hooks
---- may edit are checked at the end.
+--- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's state dict, which must have whole tensors,
+--- is read (the others pass `{}`). With assign, the model's tensors on meta are first allocated on the devices of the
+--- state dict's tensors (with broadcast_from_rank0: on the CPU). PyTorch counts the elements of containers from 0: load
+--- its state dicts with count_from = 0. If one rank refuses the state dict, all ranks refuse it, before anything
+--- changes; names that load_state_dict post hooks may edit are checked at the end.
 ---@param m table  a model with sharded modules
 ---@param sd table<string, Tensor>  a result of fsdp.state_dict, of any type
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}

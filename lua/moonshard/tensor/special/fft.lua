@@ -130,8 +130,8 @@ local irfft = along("fft.irfft", pairs_of, function(x, d, o) return half_along(x
 function M.irfft(x, given) return irfft(x, given) end
 
 local hfft = along("fft.hfft", pairs_of, function(x, d, o) return half_along(M.conj(x), d, o.n, o.norm, true) end)
---- The transform of a sequence whose first half is x and whose second half has x's conjugates in reverse order. It is
---- real.
+--- The transform, which is real, of a sequence whose first half is x and whose second half has x's conjugates in
+--- reverse order.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { n: integer, dim: integer, norm: string }
 ---   n: the length of the result (default: 2 (x's size - 1)); dim: as fft's (default: -1); norm: as fft's (default:

@@ -66,8 +66,8 @@ local function matrix_norm(who, A, ord, dims, keepdim)
 end
 
 --- The norm of matrices. "fro": the root of the sum of squares; "nuc": the sum of singular values; 2, -2: the largest
---- and smallest one; 1, -1: the largest and smallest sum of a column's absolute values; math.huge, -math.huge: of a
---- row's.
+--- and smallest one; 1, -1: the largest and smallest sum of a column's absolute values; math.huge, -math.huge: those of
+--- a row's absolute values.
 ---@param A Tensor  [..., M, N]
 ---@param ord? number|string  (default: "fro")
 ---@param given? { dim: integer[], keepdim: boolean }
