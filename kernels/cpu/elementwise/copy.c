@@ -261,7 +261,7 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     ms__loop(2, (ms_tensor *[]) { dst, (ms_tensor *)src }, (uint8_t[]) { cls, cls }, NULL, NULL);
 }
 
-// Computes the lowest and the highest position of a view's elements in its storage.
+// Computes the lowest and the highest position, in elements, of a view's elements in its storage.
 static void span(const ms_tensor *t, int64_t *low, int64_t *high)
 {
     *low = *high = t->offset;

@@ -266,8 +266,8 @@ static inline bool dense(const ms_tensor *t)
 
 ms_dense_loop *ms__loop_asked;
 
-// Describes in *ms__loop_asked a loop over `operands` operands of n elements. fn: computes the whole loop in
-// one call; NULL if no function does. A call with a second loop cannot be repeated by one function, so fn becomes NULL.
+// Describes in *ms__loop_asked a loop over `operands` operands of n elements. fn: computes the whole loop
+// in one call; NULL if no function does. A call with a second loop cannot be repeated by one function: fn becomes NULL.
 static void describe(int operands, char *const *at, int64_t n, ms_loop_fn fn, const double *p)
 {
     ms_dense_loop *l = ms__loop_asked;

@@ -144,7 +144,7 @@ function M.CenterCrop(size)
       x = M.Pad { floor(across / 2), floor(down / 2), math.ceil(across / 2), math.ceil(down / 2) } (x)
       height, width = image_of(x, "CenterCrop")
     end
-    -- As torchvision: halves are rounded to the even number.
+    -- As torchvision: half of an odd number is rounded to the even one of its neighbours.
     local function half(n) return n % 4 == 3 and (n + 1) / 2 or floor(n / 2) end
     return crop(x, half(height - tall), half(width - wide), tall, wide)
   end

@@ -190,8 +190,8 @@ return function(dist)
   end
 
   --- Runs fn(c) and completes the collectives that fn starts by c's methods, all_reduce, all_gather, reduce_scatter and
-  --- broadcast: they run beside each other, and all_reduces of the same op, dtype and device become one. Their tensors
-  --- have their values when this function returns.
+  --- broadcast: they run beside each other, and all_reduces of the same op, dtype and device become one. The results
+  --- are in the tensors when this function returns.
   ---@param fn fun(c: Coalescing): any  every rank starts the same collectives, in the same order
   ---@param given? { group: Group }
   ---@return any  the results of fn

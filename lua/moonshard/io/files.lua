@@ -208,8 +208,8 @@ function Reader:want(name, first, count, target, at)
   errors.check(lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at), target)
 end
 
---- The 16 digits that commit returned when the file was written; nil if the file has no checksums, or was opened with
---- verify = false.
+--- The 16 hexadecimal digits that identify the file's contents, as Saver:commit returned them; nil if the file has no
+--- checksums, or was opened with verify = false.
 ---@return string?
 function Reader:sum()
   local sum = ffi.string(lib.ms_loader_sum(self._loader))

@@ -29,8 +29,8 @@ function M.open(path, mode)
   return io.open(path, mode)
 end
 
---- Opens a new file, to be renamed to `path` when it is complete. A regular file of its name is removed: a killed
---- process has left it.
+--- Opens a new file, to be renamed to `path` when it is complete. A regular file that has the path `temporary` already
+--- is removed: a killed process has left it.
 ---@param path string
 ---@param temporary string  path of the new file
 ---@return file*?

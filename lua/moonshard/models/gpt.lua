@@ -95,7 +95,7 @@ end
 ---@field dropout? number   probability of dropout (default: 0)
 ---@field bias? boolean     Linear and LayerNorm have a bias (default: true)
 ---@field tie? boolean      the head's weight is the token table (default: true)
----@field position? string   "learned" (default): a table of positions; "alibi": each head subtracts its slope times the distance from the scores
+---@field position? string   "learned" (default): a table of positions; "alibi": each head subtracts its slope times the distance of query and key from the score
 ---@field recompute? boolean  backward computes the results of GELU again instead of keeping them, which saves a quarter of the blocks' activations (default: false)
 ---@field init_std? number  standard deviation of the initial weights (default: 0.02)
 ---@field dtype? string  dtype of the parameters (default: the default dtype)
