@@ -54,7 +54,7 @@ static double handle_new(ms_hook *h, const char *who)
         free_handle = handles[i].next;
     } else {
         if (n_handles >= 1 << HOOK_BITS)
-            return ms__no_id(ms__fail(MS_ENOMEM, "%s: more than %d hooks are registered", who, 1 << HOOK_BITS));
+            return ms__no_id(ms__fail(MS_ENOMEM, "%s: more than %d hooks are registered", who, (1 << HOOK_BITS) - 1));
         if (ms__grow(&handles, &cap_handles, n_handles, sizeof *handles, who, "hooks")) return 0;
         i = (uint32_t)n_handles++;
         handles[i].generation = 0;

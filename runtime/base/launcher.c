@@ -105,7 +105,7 @@ static bool read_all(const struct launcher *l, ms_launch *out)
     int world = world_of(l), local = number_of(l->local_world);
     if (l->world && world < 1) return refuse(out, l->world, "a number of ranks above 0");
     if (local == -2 || local == 0 || (l->world && local > world))
-        return refuse(out, l->local_world, "the number of ranks on this node, from 1 to that of the job");
+        return refuse(out, l->local_world, "the number of ranks on this node, from 1 to the job's number of ranks");
     if (is(l, "srun")) {
         int node = number_of("SLURM_NODEID");
         local = slurm_tasks(getenv("SLURM_STEP_TASKS_PER_NODE"), node > 0 ? node : 0);

@@ -198,7 +198,8 @@ static ms_status ask(ms_waiter *w)
     ms_coll *c = w->c;
     c->asking = true;
     c->again = c->fingerprint.resumed.here != 0;
-    return ms__fail(MS_ECOMM, "%s: a peer continues after an error that this rank has not met", ROW(c->op)->name);
+    return ms__fail(MS_ECOMM, "%s: a peer continues after an error that this rank has not raised yet",
+                    ROW(c->op)->name);
 }
 
 static void pause_for(double seconds)

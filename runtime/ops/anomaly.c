@@ -52,7 +52,7 @@ static const char *position_text(const ms_tensor *t, int64_t at)
 static ms_status found(const ms_values *v, int k, const char *value, int64_t at, int input)
 {
     char source[64] = "", number[32] = "";
-    if (input) ms__append(source, sizeof source, "number %d of %s has it, too", input, v->of_inputs);
+    if (input) ms__append(source, sizeof source, "one of %s (number %d) has it, too", v->of_inputs, input);
     else ms__append(source, sizeof source, "%s do not have it", v->of_inputs);
     if (v->n_out > 1) ms__append(number, sizeof number, " %d", k + 1);
     return ms__fail(MS_EINVAL, "%s%s, %s, has %s, first at %s; %s", v->what, number, ms__tensor_text(v->out[k]), value,

@@ -137,7 +137,8 @@ static ms_status check_input(const unit *u, const extension *x, int k, const ms_
     here[0] = p->here;
     padded[0] = p->chunk;
     if (t->sharded || ms__is_meta(ms__device(t)))
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s%s; expected a plain tensor with values",
+        return ms__fail(MS_EINVAL,
+                        "fsdp_pre_all_gather of '%s': returned tensor %d is %s%s; expected a plain tensor with values",
                         name_of(u, x), k + 1, t->sharded ? "sharded, " : "", ms__tensor_text(t));
     *like_rows = same_shape(t, p->param->ndim, here) || same_shape(t, p->param->ndim, padded);
     if (!*like_rows && p->rows % u->world != 0)
@@ -148,7 +149,7 @@ static ms_status check_input(const unit *u, const extension *x, int k, const ms_
                         ms__shape_text(p->param->ndim, p->param->shape), u->world,
                         ms__shape_text(p->param->ndim, padded), ms__shape_text(t->ndim, t->shape));
     if (!*like_rows && t->ndim == 0)
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d has no dimension to gather along",
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': returned tensor %d has no dimension to gather along",
                         name_of(u, x), k + 1);
     return MS_OK;
 }
@@ -178,7 +179,8 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
         if (like_rows) shape[0] = p->chunk;
         if (!first && (t->dtype != q->dtype || !same_shape(t, q->ndim, t->shape) ||
                        memcmp(shape, q->shape, (size_t)q->ndim * sizeof *shape)))
-            return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s, but was %s %s at its first gather",
+            return ms__fail(MS_EINVAL,
+                            "fsdp_pre_all_gather of '%s': returned tensor %d is %s, but was %s %s at its first gather",
                             name_of(u, x), k + 1, ms__tensor_text(t), ms__dtype_name(q->dtype),
                             ms__shape_text(q->ndim, q->shape));
         q->dtype = t->dtype;

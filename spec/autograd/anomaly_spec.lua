@@ -21,7 +21,7 @@ describe("detect_anomaly", function()
     end)
     has(text, at .. ": log: the result, float32 [3] cpu, has nan, first at [2]; its arguments do not have it")
     has(anomaly(function() return ms.tensor({ { 1, 0 / 0 } }):exp() end),
-      "exp: the result, float32 [1, 2] cpu, has nan, first at [1, 2]; number 1 of its arguments has it, too")
+      "exp: the result, float32 [1, 2] cpu, has nan, first at [1, 2]; one of its arguments (number 1) has it, too")
   end)
 
   it("fails at an inf that arguments do not explain", function()

@@ -71,7 +71,7 @@ local broken = {
   { mpirun("0", "0"), "mpirun", "OMPI_COMM_WORLD_SIZE is '0', expected a number of ranks above 0" },
   { mpirun("0", "two"), "mpirun", "OMPI_COMM_WORLD_SIZE is 'two', expected a number of ranks above 0" },
   { mpirun("0", "4", { OMPI_COMM_WORLD_LOCAL_SIZE = "5" }), "mpirun",
-    "OMPI_COMM_WORLD_LOCAL_SIZE is '5', expected the number of ranks on this node, from 1 to that of the job" },
+    "OMPI_COMM_WORLD_LOCAL_SIZE is '5', expected the number of ranks on this node, from 1 to the job's number of ranks" },
   { mpirun("0", "4", { OMPI_COMM_WORLD_LOCAL_RANK = "2", OMPI_COMM_WORLD_LOCAL_SIZE = "2" }), "mpirun",
     "OMPI_COMM_WORLD_LOCAL_RANK is '2', expected a rank from 0 to 1" },
   { { PMIX_RANK = "x" }, "PMIx", "PMIX_RANK is 'x', expected a rank" },

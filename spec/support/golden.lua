@@ -77,7 +77,7 @@ end
 function M.close(what, expected, got, rtol, atol)
   local off = math.abs(got - expected)
   if off ~= off or off > (atol or 0) + rtol * math.abs(expected) then
-    error(("%s: %.17g expected, got %.17g (off by %.3g, tolerance %g + %g times the expected)"):format(what, expected,
+    error(("%s: %.17g expected, got %.17g (off by %.3g, tolerance %g + %g times the expected number)"):format(what, expected,
       got, off, atol or 0, rtol),
       2)
   end

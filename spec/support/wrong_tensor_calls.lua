@@ -91,7 +91,7 @@ return {
   { "x:roll(1, {1, 2})", "roll: the number of shifts is 1 and that of dimensions 2, expected equal numbers" },
   { "x:rot90(1, 1)", "rot90: dimensions is a number (1), expected a list of two dimensions" },
   { "x:movedim({1, 2}, 1)", "movedim: the number of source dimensions is 2 and that of destination dimensions 1, expected equal numbers" },
-  { "x:unflatten(2, {2, 2})", "unflatten: sizes [2, 2] do not make up the size 3 of dimension 2" },
+  { "x:unflatten(2, {2, 2})", "unflatten: sizes [2, 2] do not multiply to the size 3 of dimension 2" },
   { "x:unflatten(2, 3)", "unflatten: argument 2 is a number (3), expected a list of sizes" },
   { "ms.hstack(x)", "hstack: argument 1 is a Tensor, expected a list of tensors" },
   { "ms.vstack({})", "vstack: the list is empty, expected at least one tensor" },

@@ -110,7 +110,7 @@ describe("metrics", function()
     end
     refuses("Accuracy: predictions of shape [2] do not fit classes of shape [3]; expected scores [N, C, ...] or classes "
       .. "[N, ...]", function() metrics.Accuracy():update(ids { 0, 1 }, ids { 0, 1, 1 }) end)
-    refuses("F1: class 3, expected classes from 0 to 2", function()
+    refuses("F1: the targets have class 3, expected classes from 0 to 2", function()
       metrics.F1 { classes = 3 }:update(ids { 0, 1 }, ids { 0, 3 })
     end)
     for text, call in pairs {

@@ -142,7 +142,7 @@ function methods.unflatten(t, d, sizes)
     if sizes[k] == -1 and not free then free = k else known = known * sizes[k] end
   end
   if free and (known <= 0 or total % known ~= 0) or not free and known ~= total then
-    errors.raise("unflatten: sizes %s do not make up the size %d of dimension %d",
+    errors.raise("unflatten: sizes %s do not multiply to the size %d of dimension %d",
       tostring(setmetatable({ unpack(sizes) }, tensor.Shape)), total, d)
   end
   local out = {}
@@ -210,7 +210,7 @@ function methods.tensor_split(t, n, d)
   local total, ends = methods.size(t, at), {}
   if type(n) == "table" and not tensor.is_tensor(n) then
     for k = 1, #n do
-      local cut = opts.expect(n[k], opts.whole, "tensor_split: cut %d", k)
+      local cut = opts.expect(n[k], opts.whole, "tensor_split: split position %d", k)
       ends[k] = math.min(math.max(cut < 0 and cut + total or cut, 0), total)
     end
     ends[#ends + 1] = total

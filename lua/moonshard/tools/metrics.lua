@@ -236,7 +236,8 @@ local function add_confusion(self, sums, given, ids)
     if list:numel() > 0 then
       local low, high = (list:min()):item(), (list:max()):item()
       if low < 0 or high >= n then
-        raise("%s: class %d, expected classes from 0 to %d", who, low < 0 and low or high, n - 1)
+        raise("%s: the %s have class %d, expected classes from 0 to %d", who,
+          rawequal(list, predicted) and "predictions" or "targets", low < 0 and low or high, n - 1)
       end
     end
   end

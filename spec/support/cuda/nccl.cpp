@@ -336,8 +336,9 @@ API nccl_result ncclCommInitRankConfig(nccl_comm *out, int size, nccl_id given, 
         return refuse(NCCL_InvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
     if (mine.version < 20000) return refuse(NCCL_InvalidArgument, "config.version is below 20000");
     if (mine.blocking != 0)
-        return refuse(NCCL_InvalidArgument,
-                      "the stand-in has only non-blocking communicators: config.blocking is not 0");
+        return refuse(NCCL_InvalidArgument, ("the stand-in has only non-blocking communicators: config.blocking is " +
+                                             std::to_string(mine.blocking) + ", expected 0")
+                                                .c_str());
     unique_id id;
     memcpy(&id, &given, sizeof id);
     if (memcmp(id.magic, MAGIC, sizeof MAGIC))

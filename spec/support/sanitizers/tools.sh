@@ -83,7 +83,7 @@ found() {
     if [ -z "$expected" ]; then
         if [ "$status" = 0 ] && [ -z "$said" ]; then pass 1; return; fi
         cat "$out"
-        fail 1 "$tool finds something in a script without faults ($what, status $status): $said"
+        fail 1 "$tool reports a fault in a script without faults ($what, status $status): $said"
     elif [[ "$said" == *"$expected"* ]] && { [ "$status" != 0 ] || [ "$tool" = valgrind ]; }; then
         pass 1
     else

@@ -84,7 +84,7 @@ local function put(list, who, what)
   for k, t in ipairs(list) do
     opts.expect(t, a_tensor, "%s: %s %d", who, what, k)
     for _, inner in ipairs(inner_tensors(t)) do
-      if n == 64 then errors.raise("%s returned more than 64 tensors, expected at most 64", who) end
+      if n == 64 then errors.raise("%s: more than 64 %ss, counting inner tensors; expected at most 64", who, what) end
       buffer[n] = inner.id
       n = n + 1
     end

@@ -311,11 +311,11 @@ ranks.describe(1, "all-gather extensions", function()
     local function narrow() return ms.ones(2, 2), {} end
     assert.equal("fsdp_post_all_gather of 'weight' returned nil at the first gather, expected the whole tensor and a list of tensors to free", try(same))
     assert.matches("^fsdp_pre_all_gather of 'weight' returned a number", try(function() return 3 end))
-    assert.matches("input 1 is a number %(3%), expected a tensor", try(function() return { 3 } end))
+    assert.matches("returned tensor 1 is a number %(3%), expected a tensor", try(function() return { 3 } end))
     assert.matches("returned float32 %[2, 2%] cpu, expected a contiguous tensor of shape %[3, 4%]", try(same, narrow))
     assert.matches("a tensor to free is a view of the shard, which must stay",
       try(same, function(self, outputs) return outputs[1], { self } end))
-    assert.matches("input 1 has no dimension to gather along", try(function() return { ms.tensor(1) } end))
+    assert.matches("returned tensor 1 has no dimension to gather along", try(function() return { ms.tensor(1) } end))
     assert.matches("sharded along dimension 2", try(same, nil,
       { shard_placement_fn = function() return ms.fsdp.Shard(2) end }))
     local n = 0
@@ -329,7 +329,7 @@ ranks.describe(1, "all-gather extensions", function()
       if not out then return outputs[1], {} end
     end
     model(ms.ones(1, 4)):sum():backward()
-    assert.equal("fsdp_pre_all_gather of 'weight': input 1 is float64 [3, 4] cpu, but was float32 [3, 4] at its first gather", failure(model, ms.ones(1, 4)))
+    assert.equal("fsdp_pre_all_gather of 'weight': returned tensor 1 is float64 [3, 4] cpu, but was float32 [3, 4] at its first gather", failure(model, ms.ones(1, 4)))
   end)
 end)
 
