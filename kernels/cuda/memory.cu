@@ -289,7 +289,11 @@ ms_status ms__cuda_from_fd(int index, int fd, size_t bytes, void **out)
     const driver &d = the_driver();
     CUmemGenericAllocationHandle h;
     MS_TRY(ms__cuda_use(index));
-    if (!d.complete) return ms__fail(MS_EUNSUPPORTED, "cuda:%d: the driver cannot import memory", index);
+    if (!d.complete)
+        return ms__fail(
+            MS_EUNSUPPORTED,
+            "cuda:%d: memory of another rank cannot be mapped: the driver lacks cuMemCreate or related functions",
+            index);
     DRIVER_TRY(index, "cuMemImportFromShareableHandle",
                d.cuMemImportFromShareableHandle_(&h, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
                "mapping memory of another process");

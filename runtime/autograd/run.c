@@ -275,7 +275,7 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
     MS_BUSY;
     if (MS_UNLIKELY(r != top)) {
         ms__fail(MS_ESTATE,
-                 "ms_run_next: this run cannot continue: another run was started during its event and has not ended");
+                 "ms_run_next: another backward or gather, begun during an event of this one, has not ended");
         return MS_RUN_FAILED;
     }
     if (r->event.out) leave_event(r);
@@ -364,7 +364,11 @@ static void abort_from(ms_run *r, const char *why)
         backward |= k->backward;
     }
     for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
-    if (units) ms__run_owner->failed(why ? why : code != MS_OK ? text : "a run was aborted", r->epoch, backward);
+    if (units)
+        ms__run_owner->failed(why             ? why
+                              : code != MS_OK ? text
+                                              : "a backward or gather was aborted",
+                              r->epoch, backward);
     for (bool last = false; !last;) {
         ms_run *k = top;
         last = k == r;

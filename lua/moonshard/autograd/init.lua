@@ -148,7 +148,7 @@ function M.abort_left(all)
       lib.ms_run_abort(puller.run)
       depth = d - 1
       log.warn("an unfinished backward was aborted: the coroutine that called it, or the line at the prompt, ended "
-        .. "while a hook or an ms.Function ran")
+        .. "while a hook, an ms.Function or a checkpoint ran")
       return
     end
   end
