@@ -272,9 +272,9 @@ static ms_status sync_storages(ms_coll *c)
     return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
 }
 
-// Makes c wait for e, the event of earlier work on one of c's storages. If c's tensors stay on a GPU, e may only say
-// that the earlier work is queued there. If it is queued on c's own stream, c runs after it in any case. Otherwise
-// ms__event_wait makes the compute stream wait for the earlier work, and c waits for the compute stream.
+// Makes c wait for e, the event of earlier work on one of c's storages. If c's tensors stay on a GPU, e may be done
+// when the earlier work is only queued there. Work queued on c's own stream runs before c in any case. For other work
+// ms__event_wait makes the compute stream wait for that work, and c waits for the compute stream.
 static ms_status order_event(const ms_coll *c, ms_pending *e)
 {
     if (c->gpu.there && !ms__event_on(e, c->stream)) return ms__event_wait(e);

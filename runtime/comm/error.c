@@ -8,8 +8,9 @@
 // therefore meets published errors one at a time, and does not publish its own error while it has not met an earlier
 // one. Collectives are numbered anew in each epoch, so collectives of different epochs never match.
 //
-// A mismatch or a refused call fails on every member of its group without a published error. If it fails a larger piece
-// of work on one of them, that member publishes it for ranks outside the group; the members do not raise it again.
+// A mismatch or a refused call fails on every member of its group without a published error. If the failure ends a
+// larger piece of work on one member, that member publishes the error for ranks outside the group; the members do not
+// raise it again.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -90,7 +91,7 @@ void ms__comm_raised_by_peer(const char *text)
 }
 
 // Returns where the latest failed call's message (`raised`) begins in text; NULL: it does not occur. Of messages with
-// LATER, only the part up to CAUSE is compared: members' messages may begin and end differently.
+// LATER, only the part from LATER to CAUSE is compared: members' messages may begin and end differently.
 static const char *find_raised(const char *text)
 {
     if (!raised[0]) return NULL;
@@ -251,7 +252,7 @@ void ms__comm_reported(uint64_t epoch, const char *text)
 {
     if (!ms__world.board) return;
     ms__world.step = -1;  // the error may end the loop of steps, so ranks may be at different steps now
-    // One error may end several collectives. This rank meets it when it waits for the first of them.
+    // One error may end several collectives. This rank meets the error when it waits for the first of them.
     if (epoch != ms__comm_epoch()) return;
     if (epoch == on_board()) {
         if (text) ms__comm_raised(text);

@@ -98,8 +98,8 @@ static bool are_apart(const ms_resumption *a, const ms_resumption *b)
     return false;
 }
 
-// Whether the script of member k is behind another member's, so that its calls must fail until it has caught up: it is
-// at an earlier place; or its call has already failed on the other member, whose script caught that error at another
+// Whether the script of member k is behind another member's, so that k's calls must fail until k has caught up: k is at
+// an earlier place; or k's call has already failed on the other member, whose script caught that error at another
 // place, or has caught more errors in succession at the same place.
 static bool is_behind(const ms_coll *c, int k, bool by_line)
 {
@@ -158,8 +158,8 @@ static places read_places(const ms_coll *c)
 // Matches the members' calls again after an error. For each member, c is its first call after the error. The error may
 // have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
 // failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
-// slots, so they decide alike. A member that leaves an attempt because of a published error does not take part in its
-// decision, and learns the resulting `turns` and `ahead` of ms_group from the slots of the next attempt.
+// slots, so they decide alike. A member that leaves an attempt because of a published error takes no part in that
+// attempt's decision, and learns the resulting `turns` and `ahead` of ms_group from the slots of the next attempt.
 static ms_status resume(ms_waiter *w, const places *r)
 {
     ms_coll *c = w->c;
@@ -208,7 +208,7 @@ static void pause_for(double seconds)
     while (ms__now_ns() < until) ms__nap(100 * 1000);
 }
 
-// Whether what was just read from the slot of member k is its request for c. A member does not wait for others to read
+// Whether what was just read from the slot of member k is k's request for c. A member does not wait for others to read
 // its slot before it leaves a collective that fails, and may use the slot for a later call.
 static bool still_holds(const ms_coll *c, int k)
 {
@@ -243,9 +243,9 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
             *last = k;
             ms_status polled = ms__wait_poll(w);
             if (polled == MS_OK) continue;
-            // If member k has arrived meanwhile, the error may be that of a member whose place in the script is earlier
-            // than its peers' (ms_resumption): its call failed, and it has published that. This call must not fail with
-            // it, and goes on to compare the places itself.
+            // If member k has arrived meanwhile, the error may have been published by a member whose call failed
+            // because that member's place in the script is earlier than its peers' (ms_resumption). This rank's call
+            // must not fail with that error: it goes on, and compares the places itself.
             if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->number) return polled;
             atomic_store(&c->raised, false);
         }
@@ -393,8 +393,8 @@ static ms_status move(ms_waiter *w)
     return moved == MS_OK && !small ? wait_done(w, c->number) : moved;
 }
 
-// Runs all steps of the collective. In a profile, arrived is the time at which this rank arrived, and *seen receives
-// the record of the collective; otherwise arrived is 0 and seen is not used.
+// Runs all steps of the collective. While a profile is recorded, arrived is the time at which this rank arrived, and
+// *seen receives the record of the collective; otherwise arrived is 0 and seen is not used.
 static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
 {
     ms_coll *c = w->c;
@@ -432,7 +432,7 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     return status != MS_OK ? status : moved;
 }
 
-// The detail of a range in a profile.
+// The detail (ms_open_range) of the collective's range in a profile.
 static const char *collective_text(const ms_coll *c)
 {
     const ms_fingerprint *p = &c->fingerprint;

@@ -119,7 +119,7 @@ ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd)
     bool got = s >= 0 && connect(s, (struct sockaddr *)&a, n) == 0 &&
                send(s, &arena, sizeof arena, MSG_NOSIGNAL) == (ssize_t)sizeof arena &&
                recvmsg(s, &m, MSG_CMSG_CLOEXEC) == 1;
-    int e = got || errno ? errno : ECONNRESET;  // errno is still 0: that rank closed the connection
+    int e = got || errno ? errno : ECONNRESET;  // errno is still 0: the owner closed the connection
     if (s >= 0) close(s);
     if (!got) return ms__fail(MS_ECOMM, "dist: cannot map rank %d's GPU memory: %s", rank, strerror(e));
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);

@@ -5,8 +5,8 @@
 // part, this rank's streams wait for an event of the peer forever, and so would a host that blocks in the driver. So
 // the rank lists the collectives that its GPU has not passed yet. While there are any, the engine thread polls when it
 // waits for a GPU (ms__cuda_sync), and looks at the oldest of them every few milliseconds: if this rank's GPU has
-// reached it and waits there for longer than the timeout, the rank reports the peers whose GPUs have not, or else
-// those whose GPUs have not finished their part, and the job ends.
+// reached it and waits there for longer than the timeout, the rank reports the peers whose GPUs have not reached it, or
+// else those whose GPUs have not finished their part, and the job ends.
 //
 // While a collective is listed, no other one is given its events, so their state is that of the listed collective.
 #include <stdio.h>

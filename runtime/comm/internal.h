@@ -315,7 +315,7 @@ void ms__join_begin(double limit);               // called when the script calls
 void ms__join_end(bool through);                 // through: dist.init has succeeded
 bool ms__error_reported_by_peer(uint64_t hash);  // whether a peer reports the error with this hash
 int ms__rank_launched(void);                     // world rank from the launcher's variables, known before dist.init
-// Starts a detached thread that receives no signals. False: there is none; a failed job then ends later.
+// Starts a detached thread that receives no signals. False: no thread could start; a failed job then ends later.
 bool ms__comm_thread(void *(*fn)(void *));
 
 // ---- comm/job/report.c: uncaught errors of scripts, with the rank ----
@@ -426,7 +426,7 @@ enum {
     REDUCES = 1,
     IN_PLACE = 2,        // the output is the input tensor
     CUT = 4,             // the input has one block per member
-    SIZED_BY_INPUT = 8,  // the size of the request is that of the input; otherwise that of the output
+    SIZED_BY_INPUT = 8,  // the request's size is the input's; without this flag, the output's
     IN_PAYLOAD = 16,     // a small input is put into the slot's payload
     IN_BLOCK = 32,       // the smaller tensor may be this rank's block within the larger one
 };

@@ -347,7 +347,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
             }
         }
     } else {
-        // The slice of a peer on this node is in its own window, that of any other peer in the leader's result window.
+        // A member on this node has its slice in its own window; members on other nodes, in the leader's result window.
         size_t bytes = stride * (size_t)blocks, own = (size_t)(me - s->first) * stride;
         bool moves_own = me >= s->first && me < s->first + blocks;  // whether this rank's block is moved in this round
         if (g->far) {

@@ -181,9 +181,9 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .root = d->root,
                      .by_script = true,
                      .label = { .site = d->site } };
-    // Sends have their own stream, so that a rank's receive does not wait until the peer has received its earlier send.
-    // Unless it is a send or receive, the first call after an error is complete on return, because it may fail or wait
-    // for a peer's next call.
+    // Sends have their own stream: a receive does not wait until the peer has received this rank's earlier send. Unless
+    // it is a send or receive, the first call after an error is complete on return, because it may fail or wait for a
+    // peer's next call.
     if (d->async && r.op != OP_BARRIER && (p2p || !ms__comm_resumes(g)))
         r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };

@@ -74,8 +74,8 @@ _Noreturn void ms__end_stay(int code)
     _exit(code);
 }
 
-// Reports the death of a rank, unless another rank has begun to; that one gets time to print, because a rank that
-// exits makes the launcher kill all others.
+// Reports the death of a rank. If another rank has begun to report it, gives that rank time to print, because a rank
+// that exits makes the launcher kill all others.
 static void report_death(int rank)
 {
     if (atomic_exchange(&ms__world.board->reported, true)) ms__nap(20 * MS);
@@ -94,8 +94,8 @@ static bool report_due(void)
     return false;
 }
 
-// Waits until a peer on this node dies before the end of its script, and returns it; -1: the scripts of all peers have
-// ended, or there is no memory to watch them.
+// Waits until a peer on this node dies before the end of its script, and returns its rank; -1: the scripts of all peers
+// have ended, or there is no memory to watch them.
 static int first_death(void)
 {
     int n = 0;

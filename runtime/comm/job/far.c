@@ -132,7 +132,7 @@ ms_status ms__far_ready(ms_coll *c)
             m->bytes = s->bytes;
             m->fingerprint = s->fingerprint;
             memcpy(m->payload, s->payload, m->bytes < PAYLOAD ? m->bytes : PAYLOAD);
-            // A member that has left c may use its slot for a later call; it has published why, or c fails here, too.
+            // A member that has left c may use its slot for a later call; its error is published, or c fails here, too.
             atomic_thread_fence(memory_order_acquire);
             if (atomic_load_explicit(&s->ready, memory_order_relaxed) != c->number) {
                 i++;

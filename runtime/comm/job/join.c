@@ -176,7 +176,7 @@ static bool check_peers(int64_t since, int64_t now, bool report)
     }
     if (reports()) {
         fprintf(stderr, "rank %d: dist.init: %.1f s have passed and %s\n", my_rank, waited, culprits);
-        // A peer that has not called dist.init, or that is stopped, may not wake mpirun: kill it, and keep this process
+        // A peer that has not called dist.init, or that is stopped, cannot wake mpirun: kill it, and keep this process
         // alive to wake mpirun.
         for (int k = 0; k < n_peers; k++) {
             ms_progress unused = { 0 };
