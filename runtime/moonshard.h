@@ -296,7 +296,7 @@ typedef struct {
 //   conv_transpose1d conv_transpose2d conv_transpose3d  i: stride..., padding..., more..., dilation..., groups
 //   max_pool avg_pool                           i: dims, mode, count_padding, divisor, size...
 //   im2col                                      i: kernel, kernel, stride, stride, pad, pad, dilation, dilation
-//   col2im                                      i: size... (as of im2col), height, width (of the image)
+//   col2im                                      i: the eight of im2col, then height, width (of the image)
 //   resample                                    i: dims, kind, align, size..., before...; f: distance...
 //   rnn                                         i: reverse?, relu?
 //   lstm gru                                    i: reverse?
@@ -328,6 +328,7 @@ typedef struct {
 // rows: the number of rows that linear_cross_entropy processes at a time.
 // doubled, halved: whether elements whose conjugates are left out are multiplied by 2 (doubled) or by 1/2 (halved).
 // place: where the tensor's first element is in a larger tensor, so that a shard gets the same numbers as the whole.
+// logarithm: 1: gamma_draw returns the logarithms of its numbers.
 
 MS_API int ms_op_find(const char *name);  // -1 if there is no such operator
 MS_API int ms_op_count(void);             // operators are numbered from 0
@@ -417,7 +418,7 @@ MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
 MS_API ms_status ms_recompute(ms_id t);
 // Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan, unless one of the
 // operator's numbers is nan; 2: also inf, unless an input or one of the numbers is infinite. ms_anomaly_line sets the
-// script's line of the operator that made t; errors of its backward name it.
+// script's line of the operator that made t; errors of the operator's backward name that line.
 MS_API void ms_set_anomaly(int what);
 MS_API ms_status ms_anomaly_line(ms_id t, const char *line);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
@@ -858,7 +859,8 @@ MS_API void ms_saver_sum(const ms_saver *s, char *out);
 // checksums are not verified.
 typedef struct ms_loader ms_loader;
 MS_API ms_loader *ms_loader_open(const char *path, int verify);
-// The checksum that ms_saver_sum gave, in hexadecimal digits; "" if opened without verify, or the file has none.
+// The file's checksum, as ms_saver_sum writes it, in hexadecimal digits; "" if opened without verify, or the file has
+// none.
 MS_API const char *ms_loader_sum(const ms_loader *l);
 MS_API void ms_loader_close(ms_loader *l);
 MS_API int ms_loader_count(const ms_loader *l);
@@ -1072,8 +1074,8 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 
 MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
 // Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of allocations
-// that were left until the previous request would have taken effect; 0: it has taken effect, or there was none; 1: also
-// if it was -n and has taken effect.
+// that were left until the previous request would have taken effect; 0: it has taken effect, or there was none. A
+// request -n that has taken effect gives 1.
 MS_API double ms_fail_allocation(double nth);
 // Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);
