@@ -146,7 +146,7 @@ static ms_status collect(ms_run *r, int first)
 }
 
 // For the n_new nodes of the agenda that are not counted yet, counts the contributions that leaves will receive from
-// them. Works in ascending order, so that `needed` is known for the nodes of the inputs before their consumers.
+// them. Works in ascending order, so that `needed` of a node is known before the consumers of its outputs are counted.
 static ms_status count_leaves(ms_run *r, int n_new)
 {
     int first = r->n_agenda;
@@ -316,7 +316,7 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     return MS_OK;
 }
 
-// Subtracts the contributions that the leaves expected from the checkpoint's region g: either g was recomputed and the
+// Ends the wait of the leaves for a contribution of the checkpoint's region g: either g was recomputed and the
 // contributions of its own nodes are counted now, or no gradient reached g.
 static ms_status settle_region(ms_run *r, const ms_region *g)
 {

@@ -21,8 +21,8 @@ static inline void ms__grad_is_read(ms_leaf *l)
 
 // To be called at the end of the recording. *pinned: the number of pinned blocks (ms_pins) that the grads use.
 ms_status ms__captured_grads_end(ms_captured *c, int *pinned);
-// To be called before a repetition. Fails unless each grad that the step reads is the tensor that it was when the step
-// was recorded, or is not set, as it was then.
+// To be called before a repetition. Fails unless each grad that the step reads is the same tensor as when the step was
+// recorded, or is unset if it was unset then.
 ms_status ms__captured_grads_check(const ms_captured *c);
 // To be called after a repetition. Sets the leaves' grads to those at the end of the recorded step.
 void ms__captured_grads_set(const ms_captured *c);

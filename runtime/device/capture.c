@@ -10,9 +10,10 @@ enum { CHUNK = 1 << 16, ALIGN = 16 };
 
 typedef struct {
     void *graph;              // the CUDA graph
-    ms_captured_work *after;  // the work after that of the graph
+    ms_captured_work *after;  // the piece of work that follows the graph's last piece
     ms_captured_work *first;  // first piece with an `advance` function; `later` links the others. NULL: none
-    // The numbers (ms_fixed) of all pieces. here: where the host writes them; there: on the device. bytes 0: none
+    // What changes between launches: the numbers (ms_fixed) of all pieces of work in the graph, one after the other.
+    // here: where the host writes them; there: their copy on the device. bytes: their size; 0: there are none
     char *here;
     ms_block *there;
     size_t bytes;
@@ -21,7 +22,7 @@ typedef struct {
 typedef struct {
     int index;  // of the GPU
     ms_fixed how;
-    size_t at;  // offset of the work's numbers (ms_fixed) among those of the graph
+    size_t at;  // offset of this work's numbers (ms_fixed) in the graph's `here` and `there`
     ms_captured_work *later;
     graph *graph;  // the graph that begins with this work; NULL: none
 } fixed;
@@ -133,8 +134,8 @@ void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
     ms__capture_fixed_at(c, c->last, device, how);
 }
 
-// Copies numbers to the device. In a copy of at most 64 KB from pageable memory CUDA does not make the host wait for
-// the stream, so larger copies are divided.
+// Copies numbers (ms_fixed) to the device. In a copy of at most 64 KB from pageable memory CUDA does not make the host
+// wait for the stream, so larger copies are divided.
 static ms_status send(int index, void *there, const void *here, size_t bytes)
 {
     enum { MOST = 1 << 16 };
@@ -240,8 +241,8 @@ static void drop_graph(graph *g)
     *g = (graph) { 0 };
 }
 
-// Lists the pieces of g that have an `advance` function, and makes room for the numbers of all its pieces. first: g's
-// first piece. False: no memory.
+// Lists the pieces of g that have an `advance` function, and makes room for the numbers (ms_fixed) of all its pieces.
+// first: g's first piece. False: no memory.
 static bool plan_graph(graph *g, ms_captured_work *first)
 {
     ms_captured_work *w = first, **end = &g->first;

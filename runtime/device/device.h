@@ -67,9 +67,9 @@ typedef struct ms_norm_job {
     const ms_norm_part *there;
 } ms_norm_job;
 
-// What an optimizer step reads on the device, so that the host does not wait for it. With a job, whose sums are those
-// of all gradients, the factor that limits their norm (clip_grad_norm_) multiplies each gradient where the step reads
-// it.
+// What an optimizer step reads on the device, so that the host does not wait for it. If `job` is set, its sums cover
+// all gradients, and the step multiplies each gradient that it reads by the factor that limits their norm
+// (clip_grad_norm_).
 typedef struct ms_cuda_step {
     const ms_norm_job *job;  // NULL: the gradients are not scaled
     double max_norm;
@@ -165,7 +165,8 @@ typedef struct {
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
     // Multiplies the gradients by *inverse, and stores 1 in *found if one of them is not finite. stop: that gradient
-    // and those after it keep their values; the owner of each is its index. Allocates j->room as norms does.
+    // and those after it keep their values; each part's owner is then its index in `list`. Allocates j->room as norms
+    // does.
     ms_status (*unscale)(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found, bool stop);
     // Multiplies *scale by `bad` if *found is above 0, otherwise by `good` unless the product overflows float32.
     ms_status (*adapt)(int index, float *scale, const float *found, double bad, double good);

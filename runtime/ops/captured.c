@@ -2,8 +2,8 @@
 // ops/captured.c -- calls of operators, fills and copies as work of a captured step, and its lasting tensors.
 //
 // Most tensors of a step die during the step, and their memory is used again. The step therefore keeps tensors of its
-// own: those on pinned memory have a storage that only points there (several may point at the same bytes, one after the
-// other in the step); those on memory from outside of the recording hold its storage.
+// own: those on pinned memory have a storage that points at it without owning it (several may point at the same bytes,
+// one after the other in the step); those on memory from outside of the recording hold that memory's storage.
 #include <stdio.h>
 
 #include "base/trace.h"

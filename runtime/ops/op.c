@@ -256,7 +256,7 @@ static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
 }
 
 // Fails because the gradient of a view would be wrong: the tape represents a view as a function of its base's values
-// when the view was made, so after a recorded change of the base the view's gradient would be that of the old values.
+// when the view was made, so after a recorded change of the base the gradient would belong to the old values.
 static ms_status stale_view(const ms_call *c, int k)
 {
     return ms__call_fail(c,

@@ -62,8 +62,8 @@ static ms_status pre_backward(ms_run *run, void *token, int64_t use)
                                                                                        : ms__prefetch_backward(u, use);
 }
 
-// Fails if the gradient is that of this rank's piece instead of the whole parameter. The length of a piece may equal
-// the parameter's last dimension; adding such a gradient to that of the whole would then broadcast it without an error.
+// Fails if the gradient belongs to this rank's piece instead of the whole parameter. The length of a piece may equal
+// the parameter's last dimension; adding such a gradient to a whole one would then broadcast it without an error.
 static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
 {
     const unit_param *p = param->unit_param;

@@ -11,7 +11,7 @@ ms_status ms__extensions_check(const unit *u, int n, const int32_t *count, const
 ms_status ms__extensions_set(unit *u, int n, const int32_t *count, const int32_t *which);
 void ms__extensions_drop(unit *u);
 bool ms__extensions_given(const unit *u);  // whether the script has passed the inputs for a gather
-// The dtype of the gathered data; MS_U8 if it has several. dtype: that of the parameters without extension, -1: none.
+// The dtype of the gathered data; MS_U8 if it has several. dtype: of the parameters without extension; -1: none.
 int ms__extensions_dtype(const unit *u, int dtype);
 ms_status ms__extensions_place(unit *u);  // sets the offsets of inputs and outputs, after the other parameters
 ms_status ms__extensions_pack(unit *u);   // copies the inputs into u->memory.cast

@@ -5,7 +5,7 @@
 
 #include "shard/root.h"
 
-// A use of a unit is a number; its low bits are those of the sum of the parameters' versions at its forward.
+// A use of a unit is a number; its low bits are the low bits of the sum of the parameters' versions at the forward.
 enum { VERSION_BITS = 20 };
 static inline uint64_t ms__use_versions(uint64_t use) { return use & ((1u << VERSION_BITS) - 1); }
 

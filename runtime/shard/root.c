@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/root.c -- the context that all units of a root share. Lazy initialisation makes it, errors reset it, and a unit
-// leaves it when its module is collected or it gets a new root.
+// leaves it when the unit's module is collected or the unit gets a new root.
 #include <stdio.h>
 
 #include "shard/gather.h"

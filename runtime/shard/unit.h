@@ -36,7 +36,7 @@ typedef struct unit_param {
     int ndim;                 // number of dimensions of the whole parameter
     int64_t shape[MS_MAX_DIMS], numel;
     bool extended;  // has an all-gather extension, which makes the whole parameter outside of the gather buffer
-    uint64_t seen;  // param's version when it last agreed with the shard; another one: the script has changed it since
+    uint64_t seen;  // param's version when it last agreed with the shard; if it differs, the script has changed param
 } unit_param;
 
 typedef struct layout layout;

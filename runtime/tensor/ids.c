@@ -157,8 +157,8 @@ static void slot_release(slot *s)
 }
 
 // Requests a garbage collection when the unscoped tensors made since the last one exceed the soft limit plus half of
-// the unscoped bytes alive; or when all CPU memory in use (a small unscoped loss may hold a large graph) has grown by
-// more than the soft limit plus half of what it was.
+// the unscoped bytes alive; or when all CPU memory in use (a small unscoped loss may hold a large graph) has grown
+// since the last collection by more than the soft limit plus half of its size at that time.
 static void count_unscoped(const ms_tensor *t)
 {
     double bytes = (double)ms__nbytes(t) + 256;

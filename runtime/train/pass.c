@@ -3,8 +3,8 @@
 //
 // Where it can, the GPU decides whether a step with a gradient scaler is skipped. The host then does not know how many
 // steps the leaves have taken when it queues the next one, but the factors depend on that count. The host computes the
-// factors for every possible count; a kernel of the step selects those of the true one (ms_optim_choice). The factors
-// are not computed on the GPU, because its powers differ from the CPU's in the last bit.
+// factors for every possible count; a kernel of the step selects the true count's (ms_optim_choice). The factors are
+// not computed on the GPU, because its powers differ from the CPU's in the last bit.
 #include "train/pass.h"
 
 #include "base/trace.h"

@@ -164,8 +164,9 @@ ms_status ms_capture_unless_end(void)
 
 static bool decided_there(const ms_pass *p) { return p->within && p->within->there; }
 
-// Selects the decisions that a GPU makes: they skip only optimizers' steps on the GPU of the flag, and no leaf of these
-// takes a step about which that GPU does not decide, because the host does not know the leaf's count of steps.
+// Selects the decisions that a GPU makes: those that skip only optimizers' steps on the GPU of the flag. Any other step
+// that shares leaves with such a step must have the same leaves and be decided by a GPU, too, because the host does not
+// know the leaves' counts of steps.
 static void select_decisions(const struct ms_choices *all)
 {
     for (unless_work *w = all->decisions; w; w = w->next)
@@ -284,8 +285,8 @@ ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule
     return MS_OK;
 }
 
-// Makes a GPU adapt a scale if it has the scale and all flags, and if that holds for every change that the step makes
-// by this scaler, because these share a count of steps.
+// Makes a GPU adapt a scale if the scale and all flags are there, and if that holds for every change of the scale by
+// this scaler in the captured step, because these changes share a count of steps.
 static ms_status adapt_there(ms_captured *c, const struct ms_choices *all)
 {
     for (adapt_work *w = all->adapts; w; w = w->next) {

@@ -3,7 +3,7 @@
 // which steps are skipped: the steps of an optimizer's leaves, or a scaler's steps with finite gradients.
 //
 // The numbers of the script are brought up to date by ms_tally_read, which waits. A count of steps is also stored in
-// pinned memory at each decision, where the host finds the latest one without waiting: it computes the factors of a
+// pinned memory at each decision, where the host finds the latest count without waiting: it computes the factors of a
 // step for each count that is then possible (train/pass.c).
 #include <math.h>
 

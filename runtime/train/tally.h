@@ -28,7 +28,7 @@ ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *pending, uint32
 
 double *ms__tally_tracker(const ms_tally *t);  // the count of steps with finite gradients, on the GPU
 // Returns the count with which the next change of the scale begins. NaN: the count on the GPU. Any other count is the
-// rule's, which the script may have changed; it replaces that on the GPU.
+// rule's, which the script may have changed; it replaces the count on the GPU.
 double ms__tally_next(ms_tally *t);
 
 #endif
