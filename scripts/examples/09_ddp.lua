@@ -36,7 +36,7 @@ end
 local sums = dist.all_gather_object(model.module[1].weight:sum():item())
 say("weights bitwise equal:", sums[1] == sums[world])
 
--- A hook instead of the average: its result for a bucket becomes the gradients.
+-- A hook instead of the average: its result for a bucket becomes the bucket's gradients.
 local buckets = 0
 local hooked = nn.DDP(nn.Linear(4, 2))
 hooked:register_comm_hook(nil, function(_, bucket)

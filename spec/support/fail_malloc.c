@@ -36,8 +36,8 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
 }
 
 // nth > 0: makes the nth call from now fail; nth < 0: call number -nth and all after it; 0: none. Returns the
-// number of calls that were left until the failure requested before, including that one; after that failure 0, or 1 if
-// all later calls fail, too.
+// number of calls that were left until the failure requested before, the failing call included; once that call has
+// failed 0, or 1 if all later calls fail, too.
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Small faults that the specs must detect, such as a wrong sign, padding rule or wait; scripts/mutate tries them.
---- Fields: name, file, old (plain text that occurs once; nth: that occurrence of several), new, what, and the specs
---- that must detect it.
+--- Fields: name, file, old (plain text that occurs once, or several times; nth: which of these), new, what, and the
+--- specs that must detect it.
 return {
   { name = "gradient-sign", what = "the gradient of a subtrahend keeps its sign", specs = "spec/kernels/ops_spec.lua",
     file = "kernels/rows/elementwise.c", old = [[strncmp(b->op->name, "sub", 3) == 0 ? -1 : 1]],

@@ -19,7 +19,7 @@ end
 
 --- Returns a function that runs one step of a GPT.
 ---@param model Module
----@param shape? table  of M.SHAPES (that of 124M)
+---@param shape? table  a value of M.SHAPES (default: M.SHAPES["124M"])
 function M.of(model, shape)
   local ms = require "moonshard"
   shape = shape or M.SHAPES["124M"]
@@ -37,7 +37,7 @@ end
 
 --- The model of a shape, sharded by fully_shard: every block is a unit, the other parameters are the root's. It
 --- computes in bfloat16 and keeps float32 master weights. Call dist.init before.
----@param name? string  of M.SHAPES ("124M")
+---@param name? string  a key of M.SHAPES (default: "124M")
 function M.sharded(name)
   local ms = require "moonshard"
   local s = M.SHAPES[name or "124M"]
@@ -50,7 +50,7 @@ function M.sharded(name)
 end
 
 --- Makes the model of a shape in bfloat16, and returns a function that runs one step of it.
----@param name? string  of M.SHAPES ("124M")
+---@param name? string  a key of M.SHAPES (default: "124M")
 function M.new(name)
   local s = M.SHAPES[name or "124M"]
   return M.of(require "moonshard.models.gpt" { vocab = s.vocab, context = s.context, layers = s.layers, heads = s.heads,

@@ -184,8 +184,8 @@ M.SMALL = set [[
   draws:gamma_kernel draws:poisson_kernel draws:slope_kernel
 ]]
 
---- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
---- ask for say nothing about those in flight.
+--- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each element, so the bytes
+--- that these kernels ask for say nothing about the bytes in flight.
 --- Kernels that are neither in SMALL nor in STRIDED are streaming kernels, except for their instances for doubles and
 --- integers (`exact`).
 M.STRIDED = set [[

@@ -230,8 +230,8 @@ end
 ---@param text string  the kernel's text, from M.kernels
 ---@return table
 ---   parameters: sizes of the parameters in bytes; threads: number of threads of a block, if the kernel declares it;
----   mma: number of mma instructions; classes: for each class of data that occurs, width (bytes of the widest load or,
----   if less, of the widest store) and flight (bytes that a thread has in flight)
+---   mma: number of mma instructions; classes: for each of M.CLASSES that the kernel loads or stores, width (bytes of
+---   the widest load or, if less, of the widest store) and flight (bytes that a thread has in flight)
 function M.analyse(text)
   local blocks = blocks_of(text)
   mark_loops(blocks)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // launch.c -- starts a program of the bundle, wherever the bundle is (scripts/bundle).
 //
-// It is linked statically, because the machine may have another C library, or none. bin/NAME is a link to it; it runs
-// libexec/NAME under the bundle's own loader, which finds the bundle's libraries. It exports no LD_LIBRARY_PATH, so
-// other programs load their own libraries. MOONSHARD_LIBC=host: uses the machine's loader and C library instead.
+// It is linked statically, because the machine may have another C library, or none. Run through the link bin/NAME, it
+// runs libexec/NAME under the bundle's own loader, which finds the bundle's libraries. It exports no LD_LIBRARY_PATH,
+// so other programs load their own libraries. MOONSHARD_LIBC=host: uses the machine's loader and C library instead.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
