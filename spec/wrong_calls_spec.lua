@@ -352,7 +352,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { [[dist.init{backend = "gloo"}]],
   "dist.init: option 'backend' is 'gloo', expected one of 'auto', 'mpi', 'nccl', 'self'" },
   { [[dist.init_device_mesh("cpu", {3})]], "init_device_mesh: shape [3] has 3 ranks, but the world has 1" },
-  { [[dist.init_device_mesh("cpu", {1}, {names = {"a", "b"}})]], "init_device_mesh: the number of names is 2, expected that of the dimensions, 1" },
+  { [[dist.init_device_mesh("cpu", {1}, {names = {"a", "b"}})]], "init_device_mesh: the number of names is 2, expected the number of dimensions, 1" },
   { "dist.all_gather_object(print)", "all_gather_object: the value is a function, which cannot be sent to another rank" },
   { "fsdp.fully_shard(3)", "fully_shard: argument 1 is a number (3), expected a module or a list of modules" },
   { "fsdp.fully_shard(x)", "fully_shard: argument 1 is a Tensor, expected a module or a list of modules" },

@@ -294,8 +294,8 @@ static ms_status check_expand(ms_call *c)
     int lead = c->n_i - x->ndim;
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS], numel = 1;
     if (lead < 0 || c->n_i > MS_MAX_DIMS)
-        return ms__call_fail(c, "shape %s has %d dimensions, expected %d to %d for %s", ms__shape_text(c->n_i, c->i),
-                             c->n_i, x->ndim, MS_MAX_DIMS, ms__tensor_text(x));
+        return ms__call_fail(c, "shape %s has %d dimension%s, expected %d to %d for %s", ms__shape_text(c->n_i, c->i),
+                             c->n_i, c->n_i == 1 ? "" : "s", x->ndim, MS_MAX_DIMS, ms__tensor_text(x));
     for (int d = 0; d < c->n_i; d++) {
         int64_t have = d < lead ? 1 : x->shape[d - lead];
         shape[d] = c->i[d] == -1 && d >= lead ? have : c->i[d];

@@ -360,8 +360,9 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     int na = ms__run_answers(r, &a);
     if (na == 0 && !all) return MS_OK;
     if (na > n->n_in)
-        return ms__fail(MS_EINVAL, "%s: the number of returned gradients is %d, expected at most that of inputs, %d",
-                        who, na, n->n_in);
+        return ms__fail(MS_EINVAL,
+                        "%s: the number of returned gradients is %d, expected at most the number of inputs, %d", who,
+                        na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
         if (!all && !g) continue;  // a hook that returned nil leaves the gradient unchanged

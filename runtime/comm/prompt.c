@@ -40,8 +40,8 @@ ms_status ms_dist_settle(double number)
         ms__each_group(count);
         if (in_flight == 0) break;
         if (ms__now_ns() - since > 5000ll * MS)
-            return ms__fail(MS_ECOMM, "ms_dist_settle: collectives in the background have not ended within 5 s: %d",
-                            in_flight);
+            return ms__fail(MS_ECOMM, "ms_dist_settle: %d collective%s in the background did not end within 5 s",
+                            in_flight, in_flight == 1 ? "" : "s");
     }
     ms__comm_settled((uint64_t)number);
     ms_dist_set_step(-1);  // ranks may have ended the line in different steps of ms.steps

@@ -341,8 +341,8 @@ ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
     if (!(first >= 0 && count >= 0 && first + count <= (double)rows))
         return ms__no_id(
             ms__fail(MS_EINVAL,
-                     "load: %.0f rows from row %.0f on are out of range for tensor '%s' of shape %s; rows count from 1",
-                     count, first + 1, e->name, ms__shape_text(e->ndim, e->shape)));
+                     "load: rows %.0f to %.0f are not a range of rows of tensor '%s' of shape %s; rows count from 1",
+                     first + 1, first + count, e->name, ms__shape_text(e->ndim, e->shape)));
     uint64_t row_bytes = rows ? (e->end - e->begin) / (uint64_t)rows : 0;
     if (e->ndim) shape[0] = (int64_t)count;
     ms_tensor *t;

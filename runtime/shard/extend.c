@@ -164,8 +164,8 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
                         n, MAX_PARTS);
     if (x->n_parts && n != x->n_parts)
         return ms__fail(MS_EINVAL,
-                        "fsdp_pre_all_gather of '%s' returned %d tensors, expected %d, as at its first gather",
-                        name_of(u, x), n, x->n_parts);
+                        "fsdp_pre_all_gather of '%s' returned %d tensor%s, expected %d, as at its first gather",
+                        name_of(u, x), n, n == 1 ? "" : "s", x->n_parts);
     bool first = x->n_parts == 0;
     const unit_param *p = &u->params[x->which[0]];
     for (int k = 0; k < n; k++) {

@@ -90,7 +90,7 @@ describe("a dataset", function()
 
   it("refuses what it cannot use, by name", function()
     raises("Dataset: option 'get' is missing", data.Dataset, { size = 3 })
-    raises("Dataset: item 4, expected a position from 1 to 3", function() return counted(3)[4] end)
+    raises("Dataset: item 4 does not exist, expected a position from 1 to 3", function() return counted(3)[4] end)
     raises("TensorDataset: argument 2 has shape [3], but argument 1 has [2, 2]; their first sizes must be equal",
       data.TensorDataset, ms.zeros(2, 2), ms.zeros(3))
     raises("Subset: index 2 is 9, expected a position from 1 to 3", data.Subset, counted(3), { 1, 9 })

@@ -70,7 +70,7 @@ describe("EMA", function()
     local ema = optim.EMA { p }
     assert.truthy(message(optim.EMA, { p }, { decay = 2 }):find("option 'decay' is a number (2), expected a number from 0 to 1", 1, true))
     assert.truthy(message(optim.EMA, {}):find("expected a list of parameters", 1, true))
-    assert.truthy(message(ema.load_state_dict, ema, { updates = 1, averages = {} }):find("the number of averages is 0, expected that of parameters, 1", 1,
+    assert.truthy(message(ema.load_state_dict, ema, { updates = 1, averages = {} }):find("the number of averages is 0, expected the number of parameters, 1", 1,
       true))
     assert.truthy(message(ema.load_state_dict, ema, { updates = 1, averages = { ms.ones(3) } }):find(
       "average 1 has shape [3], expected [2]", 1, true))

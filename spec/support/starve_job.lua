@@ -125,7 +125,7 @@ local function meet(place)
       message = tostring(places):match "^[^\n]*"
     end
   end
-  error("the ranks did not reach the same attempt: " .. tostring(message))
+  error("the ranks did not reach the same attempt in 8 tries: " .. tostring(message))
 end
 
 local want = starved.bits(run(ms, rank, fresh(0), world))

@@ -122,7 +122,7 @@ function M.read_idx(path)
   local zero, also, code, dims = text:byte(1, 4)
   local kind = zero == 0 and also == 0 and IDX[code]
   if not kind or not dims or dims > engine.MAX_DIMS or #text < 4 + 4 * dims then
-    errors.raise("read_idx: '%s' is not an idx file: its header is damaged or cut off", path)
+    errors.raise("read_idx: '%s' is not an idx file, or its header is incomplete", path)
   end
   local shape, n = {}, 1
   for d = 1, dims do

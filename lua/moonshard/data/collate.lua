@@ -133,7 +133,7 @@ function merge(list, where)
   if kind == "a string" then return list end
   if kind == "a list" then return fields(list, where) end
   if kind == "a table" then return keyed(list, where) end
-  return raise(where, "item 1 of the batch is %s, expected tensors, numbers, booleans, strings or tables", kind)
+  return raise(where, "item 1 of the batch is %s, expected a tensor, number, boolean, string or table", kind)
 end
 
 local M = {}

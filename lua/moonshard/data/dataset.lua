@@ -91,7 +91,7 @@ local function position(self, i)
   local n = self:size()
   local at = type(i) == "number" and i < 0 and n + 1 + i or i
   if type(at) ~= "number" or at % 1 ~= 0 or at < 1 or at > n then
-    errors.raise("%s: item %s, expected a position from 1 to %d", class.name(self), errors.show(i), n)
+    errors.raise("%s: item %s does not exist, expected a position from 1 to %d", class.name(self), errors.show(i), n)
   end
   return at
 end

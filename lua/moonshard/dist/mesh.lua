@@ -101,7 +101,7 @@ function M.is_mesh(x) return getmetatable(x) == Mesh end
 
 local function check_names(who, names, n)
   if names == nil then return {} end
-  if #names ~= n then errors.raise("%s: the number of names is %d, expected that of the dimensions, %d", who, #names, n) end
+  if #names ~= n then errors.raise("%s: the number of names is %d, expected the number of dimensions, %d", who, #names, n) end
   for k, name in ipairs(names) do
     opts.expect(name, opts.string, "%s: names[%d]", who, k)
     for j = 1, k - 1 do

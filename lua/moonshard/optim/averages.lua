@@ -115,7 +115,7 @@ function EMA:load_state_dict(sd)
     "EMA: load_state_dict: argument 1")
   opts.expect(sd.updates, opts.whole_from(0), "EMA: load_state_dict: updates")
   if #sd.averages ~= #self._averages then
-    raise("EMA: load_state_dict: the number of averages is %d, expected that of parameters, %d", #sd.averages,
+    raise("EMA: load_state_dict: the number of averages is %d, expected the number of parameters, %d", #sd.averages,
       #self._averages)
   end
   for k, t in ipairs(sd.averages) do

@@ -284,8 +284,8 @@ function own_setters.grad(t, g)
     opts.expect(g, a_tensor, "grad: value")
     parts = inner(g)
     if not parts or #parts ~= #list then
-      errors.raise("grad: the gradient of a %s must be an instance of a tensor class with %d inner tensors, got %s",
-        class_name(t), #list, errors.kind(g))
+      errors.raise("grad: the gradient of a %s must be an instance of a tensor class with %d inner tensor%s, got %s",
+        class_name(t), #list, #list == 1 and "" or "s", errors.kind(g))
     end
   end
   for k = 1, #list do list[k].grad = parts and parts[k] or nil end
