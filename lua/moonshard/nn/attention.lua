@@ -177,7 +177,7 @@ local forward_options = {
 ---@param given? { key_padding_mask: Tensor, need_weights: boolean, attn_mask: Tensor, average_attn_weights: boolean, is_causal: boolean }
 ---   key_padding_mask: [N, S], or [S]; true: the key is not attended to; need_weights: returns the weights, too
 ---   (default: true); attn_mask: [T, S] or [N * heads, T, S]; average_attn_weights: averages weights over heads
----   (default: true); is_causal: position t attends to positions up to t; a mask given with it must do the same
+---   (default: true); is_causal: position t attends to positions up to t; a mask given with is_causal must do the same
 ---@return Tensor out
 ---@return Tensor? weights
 function MultiheadAttention:forward(query, key, value, given)

@@ -8,13 +8,13 @@ local Module = require "moonshard.nn.module".Module
 local a_tensor = require "moonshard.tensor".a_tensor
 
 --- F.embedding_bag as a module: looks up the rows of each bag of ids, [B, L], and reduces them to one, [B, d]. Called
---- with ids and, with mode "sum", the option per_sample_weights. The row of padding_idx starts as zeros, does not count
---- and gets no gradient.
+--- with ids and, with mode "sum", the option per_sample_weights. The row of padding_idx starts as zeros, is left out of
+--- the reduction and gets no gradient.
 ---@class EmbeddingBag: Embedding
 ---@field mode "sum"|"mean"|"max"  how the rows of a bag become one
 ---@overload fun(n: integer, d: integer, opts?: { mode: "sum"|"mean"|"max", padding_idx: integer, dtype: string, device: string }): EmbeddingBag
 ---   n: number of rows; ids are 0 to n - 1; d: size of a row; mode: how the rows of a bag become one (default: "mean");
----   padding_idx: row that does not count, from 0; negative from the end
+---   padding_idx: row that is left out, from 0; negative from the end
 local EmbeddingBag = Embedding:extend "EmbeddingBag"
 
 ---@param n integer  number of rows; ids are 0 to n - 1

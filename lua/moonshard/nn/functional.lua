@@ -91,7 +91,7 @@ function F.embedding(ids, w, given)
   return ops.embedding(ids, w, pad)
 end
 
--- The list of the trailing sizes that `who` got as argument 2: one size, or a list.
+-- The trailing sizes, as a list. shape: argument 2 of the function `who`, one size or a list.
 local function sizes_of(who, shape)
   local sizes = type(shape) == "number" and { shape } or shape
   opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "a size or a list of sizes",
@@ -114,7 +114,7 @@ end
 local mlp_options = { recompute = false }
 
 --- gelu(x w1^T + b1) w2^T + b2, with GELU approximated by tanh: the results of linear, gelu and linear. On a GPU the
---- matrix products also compute GELU and its gradient, except where cuBLASLt does not support it.
+--- matrix products also compute GELU and its gradient, except where cuBLASLt does not support that.
 ---@param x Tensor  […, in]
 ---@param w1 Tensor  [hidden, in]
 ---@param b1? Tensor  [hidden]

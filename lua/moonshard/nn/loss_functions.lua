@@ -146,8 +146,8 @@ local bce = elementwise("binary_cross_entropy", { weight = optional_tensor }, fu
   return weighted(-(y * p:log():clamp_min(-100) + (1 - y) * (1 - p):log():clamp_min(-100)), o.weight)
 end)
 --- -(target * log(input) + (1 - target) * log(1 - input)); logarithms are at least -100. Errors: on the CPU, an element
---- that is not from 0 to 1. This is not checked on a GPU, where reading the elements would wait, in captured steps,
---- which must not read them, and for sharded tensors: there an input outside of 0 to 1 gives nan.
+--- that is not from 0 to 1. Elements are not checked on a GPU, where the host would wait for them, in captured steps,
+--- which must not read them, and in sharded tensors; an unchecked input outside of 0 to 1 gives nan.
 ---@param input Tensor  probabilities of any shape
 ---@param target Tensor  from 0 to 1, of any dtype, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }  weight: factor of each element; broadcasts

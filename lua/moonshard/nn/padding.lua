@@ -71,22 +71,22 @@ local ConstantPad2d = padding_class("ConstantPad2d", 2, "constant", true)
 ---   elements
 local ConstantPad3d = padding_class("ConstantPad3d", 3, "constant", true)
 
---- Adds the elements beside the border, mirrored, at both ends of the last dimension. Errors: as many elements as the
---- input has, or more.
+--- Adds the elements beside the border, mirrored, at both ends of the last dimension. Errors: a padding that is not
+--- below the size of the dimension.
 ---@class ReflectionPad1d: Module
 ---@overload fun(padding: integer|integer[]): ReflectionPad1d
 ---   padding: elements to add at both ends, or { before, after }
 local ReflectionPad1d = padding_class("ReflectionPad1d", 1, "reflect", false)
 
---- Adds the elements beside the border, mirrored, around images [..., H, W]. Errors: in a dimension, as many elements as
---- the input has, or more.
+--- Adds the elements beside the border, mirrored, around images [..., H, W]. Errors: a padding that is not below the
+--- size of its dimension.
 ---@class ReflectionPad2d: Module
 ---@overload fun(padding: integer|integer[]): ReflectionPad2d
 ---   padding: pixels to add on every side, or { left, right, top, bottom }
 local ReflectionPad2d = padding_class("ReflectionPad2d", 2, "reflect", false)
 
---- Adds the elements beside the border, mirrored, around volumes [..., D, H, W]. Errors: in a dimension, as many elements
---- as the input has, or more.
+--- Adds the elements beside the border, mirrored, around volumes [..., D, H, W]. Errors: a padding that is not below
+--- the size of its dimension.
 ---@class ReflectionPad3d: Module
 ---@overload fun(padding: integer|integer[]): ReflectionPad3d
 ---   padding: elements to add on every side, or { left, right, top, bottom, front, back }
@@ -110,20 +110,21 @@ local ReplicationPad2d = padding_class("ReplicationPad2d", 2, "replicate", false
 ---   padding: elements to add on every side, or { left, right, top, bottom, front, back }
 local ReplicationPad3d = padding_class("ReplicationPad3d", 3, "replicate", false)
 
---- Adds the elements of the other end at both ends of the last dimension. Errors: more elements than the input has.
+--- Adds the elements of the opposite end at both ends of the last dimension. Errors: a padding above the size of the
+--- dimension.
 ---@class CircularPad1d: Module
 ---@overload fun(padding: integer|integer[]): CircularPad1d
 ---   padding: elements to add at both ends, or { before, after }
 local CircularPad1d = padding_class("CircularPad1d", 1, "circular", false)
 
---- Adds the elements of the other end around images [..., H, W]. Errors: in a dimension, more elements than the input has.
+--- Adds the elements of the opposite side around images [..., H, W]. Errors: a padding above the size of its dimension.
 ---@class CircularPad2d: Module
 ---@overload fun(padding: integer|integer[]): CircularPad2d
 ---   padding: pixels to add on every side, or { left, right, top, bottom }
 local CircularPad2d = padding_class("CircularPad2d", 2, "circular", false)
 
---- Adds the elements of the other end around volumes [..., D, H, W]. Errors: in a dimension, more elements than the input
---- has.
+--- Adds the elements of the opposite side around volumes [..., D, H, W]. Errors: a padding above the size of its
+--- dimension.
 ---@class CircularPad3d: Module
 ---@overload fun(padding: integer|integer[]): CircularPad3d
 ---   padding: elements to add on every side, or { left, right, top, bottom, front, back }

@@ -18,8 +18,8 @@ local function as_parameter(value, label, ...)
 end
 
 --- A list of parameters, named "1", "2" … in the state dict. `list[i]` reads element i, negative from the end, and
---- `list[i] = p` replaces it; `list:len()` is their number, and `for i, p in list:each()` visits them. Tensors become
---- parameters. It has no forward.
+--- `list[i] = p` replaces it; `list:len()` is the number of elements, and `for i, p in list:each()` visits them.
+--- Tensors become parameters. The list has no forward.
 ---@class ParameterList: Module
 ---@overload fun(list?: Tensor[]): ParameterList  list: parameters, or tensors, which become parameters
 local ParameterList = Module:extend "ParameterList"
@@ -93,8 +93,8 @@ end
 function ParameterList:extra_repr() return shapes(self, function() return "" end) end
 
 --- Parameters by name, in order: `ParameterDict{{"name", p}, …}`. A table with names as keys is sorted by name.
---- `dict.name` reads one, `dict.name = p` adds or replaces it, nil removes it; tensors become parameters. It has no
---- forward.
+--- `dict.name` reads a parameter, `dict.name = p` adds or replaces it, and nil removes it; tensors become parameters.
+--- The dict has no forward.
 ---@class ParameterDict: Module
 ---@overload fun(entries?: table): ParameterDict  entries: pairs { name, parameter } in order, or a table by name
 local ParameterDict = Module:extend "ParameterDict"

@@ -74,8 +74,8 @@ local AvgPool1d = windows_class("AvgPool1d", "avg", 1, windows.avg_pool)
 ---@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], ceil_mode: boolean, count_include_pad: boolean, divisor_override: integer }): AvgPool2d
 ---   kernel: height and width of a window, or one number for both; stride: distance of windows (default: kernel), also
 ---   an option; padding: zeros added on every side (default: 0); ceil_mode: keeps last windows that the input only
----   partly fills; count_include_pad: false: the zeros do not count; divisor_override: divides by this instead of the
----   count
+---   partly fills; count_include_pad: false: the zeros do not count; divisor_override: divisor of
+---   the sums, in place of the number of elements
 local AvgPool2d = windows_class("AvgPool2d", "avg", 2, windows.avg_pool)
 
 --- F.avg_pool3d as a module: the mean of each window of volumes [N, C, D, H, W] or [C, D, H, W].
@@ -83,8 +83,8 @@ local AvgPool2d = windows_class("AvgPool2d", "avg", 2, windows.avg_pool)
 ---@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], ceil_mode: boolean, count_include_pad: boolean, divisor_override: integer }): AvgPool3d
 ---   kernel: depth, height and width of a window, or one number for all; stride: distance of windows (default: kernel),
 ---   also an option; padding: zeros added on every side (default: 0); ceil_mode: keeps last windows that the input only
----   partly fills; count_include_pad: false: the zeros do not count; divisor_override: divides by this instead of the
----   count
+---   partly fills; count_include_pad: false: the zeros do not count; divisor_override: divisor of
+---   the sums, in place of the number of elements
 local AvgPool3d = windows_class("AvgPool3d", "avg", 3, windows.avg_pool)
 
 -- ---- adaptive ---------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ end
 ---@param stride? integer|integer[]  distance of windows (default: kernel); also an option
 ---@param given? { stride: integer|integer[], padding: integer|integer[], ceil_mode: boolean, count_include_pad: boolean, divisor_override: integer }
 ---   padding: zeros added on every side (default: 0); ceil_mode: keeps last windows that the input only partly fills;
----   count_include_pad: false: the zeros do not count; divisor_override: divides by this instead of the count
+---   count_include_pad: false: the zeros do not count; divisor_override: divisor of the sums, in place of
+---   the number of elements
 ---@return Tensor  [N, C, H', W'] with H' = floor((H + 2 padding - KH) / stride) + 1
 function M.avg_pool2d(x, kernel, stride, given)
   return windows.avg_pool("avg_pool2d", x, 2, windows.arguments("avg_pool2d", "avg", 2, kernel, stride, given))
@@ -81,7 +82,8 @@ end
 ---@param stride? integer|integer[]  distance of windows (default: kernel); also an option
 ---@param given? { stride: integer|integer[], padding: integer|integer[], ceil_mode: boolean, count_include_pad: boolean, divisor_override: integer }
 ---   padding: zeros added on every side (default: 0); ceil_mode: keeps last windows that the input only partly fills;
----   count_include_pad: false: the zeros do not count; divisor_override: divides by this instead of the count
+---   count_include_pad: false: the zeros do not count; divisor_override: divisor of the sums, in place of
+---   the number of elements
 ---@return Tensor  [N, C, D', H', W']
 function M.avg_pool3d(x, kernel, stride, given)
   return windows.avg_pool("avg_pool3d", x, 3, windows.arguments("avg_pool3d", "avg", 3, kernel, stride, given))

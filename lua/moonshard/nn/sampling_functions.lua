@@ -113,7 +113,7 @@ end
 local sample_spec = { mode = opts.one_of({ "bilinear", "nearest", "bicubic" }, "bilinear"),
   padding_mode = opts.one_of({ "zeros", "border", "reflection" }, "zeros"), align_corners = false }
 
---- Reads x at the places of a grid (Jaderberg et al. 2015), between its elements where necessary.
+--- Reads x at the places of a grid (Jaderberg et al. 2015), interpolating between elements of x where necessary.
 ---@param x Tensor  [N, C, H, W] or [N, C, D, H, W], floating point
 ---@param grid Tensor  [N, H', W', 2] or [N, D', H', W', 3], of x's dtype: x, y (and z) of each place, where -1 and 1 are
 ---   the borders of x

@@ -23,8 +23,8 @@ function M.part_of(p) return rawget(p, "_unit") and p:to_local() or p end
 ---@return integer[]
 function M.shape_of(p) return rawget(p, "_whole_shape") or p.shape end
 
---- Returns the whole of a tensor that has the form of this rank's part of p: t itself if p is not sharded, else a new
---- tensor. Collective for a sharded p.
+--- Gathers the whole of t, which has the form of this rank's part of p, into a new tensor. Returns t itself if p is not
+--- sharded. Collective for a sharded p.
 ---@return Tensor
 function M.whole(p, t)
   if not rawget(p, "_unit") then return t end

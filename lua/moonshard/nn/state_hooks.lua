@@ -224,7 +224,7 @@ end
 
 --- Registers fn(module, sd, prefix), called after a state dict that contains this module was made; it may change sd.
 ---@param fn fun(m: Module, sd: table<string, Tensor>, prefix: string)
----   sd has the names of all modules; prefix: what those of this module begin with, such as "blocks.1."
+---   sd has the names of all modules; prefix: what the names of this module begin with, such as "blocks.1."
 ---@return ModuleHandle
 function Module:register_state_dict_post_hook(fn)
   return register(self, "register_state_dict_post_hook", "saved", fn)
@@ -233,7 +233,7 @@ end
 --- Registers fn(module, sd, prefix), called before a state dict is compared with the model and loaded; it may change
 --- sd, which is a copy of the given table, for example to rename what an older version of the class has saved.
 ---@param fn fun(m: Module, sd: table<string, Tensor>, prefix: string)
----   sd has the names of all modules; prefix: what those of this module begin with, such as "blocks.1."
+---   sd has the names of all modules; prefix: what the names of this module begin with, such as "blocks.1."
 ---@return ModuleHandle
 function Module:register_load_state_dict_pre_hook(fn)
   return register(self, "register_load_state_dict_pre_hook", "loading", fn)

@@ -83,7 +83,7 @@ local encoder_layer_call = { src_mask = opts.any, src_key_padding_mask = opts.an
 ---@param src Tensor  [S, N, d], [N, S, d] with batch_first, or [S, d]
 ---@param given? { src_mask: Tensor, src_key_padding_mask: Tensor, is_causal: boolean }
 ---   src_mask: [S, S] or [N * heads, S, S]; src_key_padding_mask: [N, S]; true: the key is not attended to; is_causal:
----   position t attends to positions up to t; a mask given with it must do the same
+---   position t attends to positions up to t; a mask given with is_causal must do the same
 ---@return Tensor
 function TransformerEncoderLayer:forward(src, given)
   local o = opts("TransformerEncoderLayer", given, encoder_layer_call)
@@ -169,7 +169,7 @@ local encoder_call = { mask = opts.any, src_key_padding_mask = opts.any, is_caus
 ---@param src Tensor  [S, N, d], [N, S, d] with batch_first, or [S, d]
 ---@param given? { mask: Tensor, src_key_padding_mask: Tensor, is_causal: boolean }
 ---   mask: [S, S] or [N * heads, S, S]; src_key_padding_mask: [N, S]; true: the key is not attended to; is_causal:
----   position t attends to positions up to t; a mask given with it must do the same
+---   position t attends to positions up to t; a mask given with is_causal must do the same
 ---@return Tensor
 function TransformerEncoder:forward(src, given)
   local o = opts("TransformerEncoder", given, encoder_call)

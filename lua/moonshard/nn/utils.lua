@@ -25,7 +25,7 @@ local norm_options = { norm_type = 2 }
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
-  -- A list of tensors may have a metatable, but must hold its elements: # and ipairs see none of nn.ParameterList's.
+  -- A list of tensors may have a metatable, but must hold its elements: # and ipairs see none in an nn.ParameterList.
   if not opts.is_plain(params) and not (type(params) == "table" and is_tensor(rawget(params, 1))) then
     opts.wrong(params, "a list of tensors" .. (type(params) == "table" and "; write model:parameters()" or ""),
       "clip_grad_norm_: argument 1")

@@ -104,7 +104,7 @@ function M.parameters_to_vector(params)
 end
 
 --- Copies the elements of a vector into a list of tensors, in order, without a graph. Errors: the vector has another
---- number of elements than they have.
+--- number of elements than the tensors.
 ---@param vec Tensor  [number of elements]
 ---@param params Tensor[]  are overwritten
 function M.vector_to_parameters(vec, params)

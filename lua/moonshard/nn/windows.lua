@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Pooling over the last one to three dimensions: converts arguments to lists and calls the operators. nn.F and the
---- layers pass `who`, the function's or layer's name in messages, and `dims`, the number of dimensions.
+--- layers pass `who`, the function's or layer's name in messages, and `dims`, the number of dimensions to pool.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"

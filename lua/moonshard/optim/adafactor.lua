@@ -9,7 +9,7 @@ local EPSILON = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloa
 
 --- Adafactor (Shazeer & Stern 2018, without momentum, in PyTorch's form): the second moment of the last two dimensions
 --- is the product of a column and a row of means; that of vectors is kept whole. A sharded parameter and its gradient
---- are gathered for the step, and every rank keeps the states of the whole.
+--- are gathered for the step, and every rank keeps the states of the whole parameter.
 ---@class Adafactor: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { lr: number, beta2_decay: number, eps: table, d: number, weight_decay: number, maximize: boolean }): Adafactor
 ---   params: leaves, or groups { params = {…}, lr = …, … }; lr: the largest relative step (default: 1e-2); beta2_decay:

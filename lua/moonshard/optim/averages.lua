@@ -60,7 +60,7 @@ local function update(self)
   self.updates = self.updates + 1
 end
 
---- Takes the parameters' present values into the averages; to be called after each step of the optimizer.
+--- Updates the averages with the parameters' present values; to be called after each step of the optimizer.
 function EMA:update()
   capture.refuse "EMA:update counts its calls in Lua, and repetitions would not be counted; call it outside of the step"
   no_grad(scope.scope, update, self)
@@ -192,8 +192,8 @@ local function take_all(self, model)
   self.n_averaged:add_(1)
 end
 
---- Takes a model's present parameters into the averages, with use_buffers also floating-point buffers; copies the other
---- buffers.
+--- Updates the averages with a model's present parameters, and with use_buffers its floating-point buffers; copies the
+--- other buffers.
 ---@param model Module  has the parameters of the averaged model
 function AveragedModel:update_parameters(model)
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "update_parameters: argument 1")

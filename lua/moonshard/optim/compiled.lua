@@ -98,7 +98,7 @@ function M.settle(self)
 end
 
 --- For a captured step: returns a function to be called before each repetition, because a repetition may step the
---- groups. Where a GPU decides which steps are skipped, the groups' counts are not true until M.settle is called.
+--- groups. Where a GPU decides which steps are skipped, the groups' counts are right only after M.settle.
 ---@param self Optimizer
 ---@param n integer  number of groups
 ---@param list CaptureChecks

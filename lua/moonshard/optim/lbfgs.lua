@@ -96,9 +96,9 @@ local ARMIJO, CURVATURE = 1e-4, 0.9
 local function enough(point, start) return point.loss <= start.loss + ARMIJO * point.t * start.slope end
 local function flat(point, start) return abs(point.slope) <= -CURVATURE * start.slope end
 
--- Finds a bracket of points that contains one that fulfils the strong Wolfe conditions (algorithm 3.5). Returns the
--- bracket (the first and the last point if `limit` evaluations found none), whether it is a single point that fulfils
--- the conditions, and the number of evaluations after the first.
+-- Brackets a point that fulfils the strong Wolfe conditions (algorithm 3.5). Returns the bracket: the two points around
+-- it, or such a point alone, or the first and the last point if `limit` evaluations found no bracket. Also returns
+-- whether the bracket is a single point, and the number of evaluations after the first.
 local function bracket(at, start, t, limit)
   local last, now, n = start, at(t), 0
   while n < limit do

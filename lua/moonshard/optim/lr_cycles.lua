@@ -51,7 +51,7 @@ local function line_between(from, to, part) return from + (to - from) * part end
 --- other way (one-cycle policy: Smith & Topin 2018). Errors: more steps than total_steps.
 ---@param optimizer Optimizer  its groups' lr is set, and their momentum
 ---@param given { max_lr: number, total_steps: integer, epochs: integer, steps_per_epoch: integer, pct_start: number, anneal_strategy: "cos"|"linear", cycle_momentum: boolean, base_momentum: number, max_momentum: number, div_factor: number, final_div_factor: number, three_phase: boolean }
----   max_lr: the highest learning rate; total_steps: length of the cycle, or epochs and steps_per_epoch: their product;
+---   max_lr: the highest learning rate; total_steps: length of the cycle (default: epochs times steps_per_epoch);
 ---   epochs: number of epochs; steps_per_epoch: steps of an epoch; pct_start: share of the steps in which the learning
 ---   rate rises (default: 0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the
 ---   momentum (default: true); base_momentum: momentum at the highest learning rate (default: 0.85); max_momentum:

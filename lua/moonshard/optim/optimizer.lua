@@ -279,8 +279,8 @@ local function parameters_of(self)
   return all
 end
 
--- Whether a step cannot be one pass of the engine: it has hooks, a step function in Lua or sparse parameters, or it is
--- being recorded.
+-- Whether a step cannot be one pass of the engine, because the optimizer has hooks, a step function in Lua or sparse
+-- parameters, or because the step is being recorded.
 local function in_parts(self)
   if self._hooked or self.step ~= Optimizer.step or capture.active() then return true end
   for _, group in ipairs(self.param_groups) do

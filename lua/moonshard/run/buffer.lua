@@ -66,8 +66,8 @@ end
 local word = ffi.typeof "uint32_t *"
 local scratch = ffi.new "uint8_t[32]"
 
--- Writes a whole number below 1e8 as eight digits to scratch, from index `at` on. Returns the number that its first
--- four digits form, and that of its last four.
+-- Writes a whole number below 1e8 as eight digits to scratch, from index `at` on. Returns the numbers that its first
+-- four and its last four digits form.
 local function eight(at, x)
   local high = floor(x / 1e4)
   ffi.cast(word, scratch + at)[0] = four[high]

@@ -37,7 +37,7 @@ local function block_of(rows)
   return size, first, math.min(rows, first + size) - first
 end
 
---- Gathers a tensor of this shape from the ranks' rows of it; returns `part` if it is not sharded. Collective.
+--- Gathers a tensor of this shape from `part`, the rows of each rank; returns `part` if `sharded` is false. Collective.
 local function whole(part, shape, sharded)
   if not sharded or dist.world_size() == 1 then return part end
   local size, _, here = block_of(shape[1])
@@ -287,7 +287,7 @@ end)
 local Checkpoint = {}
 Checkpoint.__index = Checkpoint
 
---- Opens a checkpoint and checks that it is one.
+--- Opens a file and checks that it is a checkpoint.
 ---@param path string  path of the file
 ---@return Checkpoint
 function M.open(path)

@@ -47,7 +47,7 @@ end })
 local pieces = {}
 
 --- A table as one JSON object, in the order of `names` or of the sorted keys. Whole numbers below 2^53 have all their
---- digits, others 9, enough to distinguish float32 values, or the given number; NaN and infinity become null.
+--- digits, others `digits` (default: 9, which distinguish float32 values); NaN and infinity become null.
 ---@param object table  values by name: numbers, strings, booleans, lists and tables of these
 ---@param names? string[]  the names to write, in order (default: all, sorted)
 ---@param given? {digits: integer, separator: string}

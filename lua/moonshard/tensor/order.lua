@@ -361,7 +361,7 @@ end
 ---   from 1 (default: elements)
 ---@return Tensor values
 ---@return Tensor? inverse  int64, of t's shape (with dim: [size of dim]): where each element is in values, from 0
----@return Tensor? counts  int64: how often each of them occurs; the second result without return_inverse
+---@return Tensor? counts  int64: how often each value occurs; the second result without return_inverse
 function methods.unique(t, given) return unique_of("unique", t, given, true) end
 
 --- t without elements that are equal to the one before. No gradient.
@@ -370,7 +370,7 @@ function methods.unique(t, given) return unique_of("unique", t, given, true) end
 ---   slices along this dimension, from 1 (default: elements of t, flattened)
 ---@return Tensor values
 ---@return Tensor? inverse  int64, of t's shape (with dim: [size of dim]): where each element is in values, from 0
----@return Tensor? counts  int64: how many equal neighbours each stands for; the second result without return_inverse
+---@return Tensor? counts  int64: how many equal neighbours a value stands for; the second result without return_inverse
 function methods.unique_consecutive(t, given) return unique_of("unique_consecutive", t, given, false) end
 
 -- ---- searches -------------------------------------------------------------------------------------

@@ -122,8 +122,8 @@ function Stream:init(i) self.device = checked_device(i, "cuda.Stream") end
 --- Waits until the stream's work is done.
 function Stream:synchronize() M.synchronize(self.device) end
 
---- Lets later work of this stream wait for a stream's work so far. Has no effect: on one device work runs in the order
---- of the calls, and copies between devices wait for both.
+--- Lets later work of this stream wait for another stream's work so far. Has no effect: on one device work runs in the
+--- order of the calls, and copies between devices wait for both devices.
 ---@param other CudaStream  a stream
 function Stream.wait_stream(_, other)
   opts.need(class.isa(other, Stream), other, "a stream (cuda.Stream)", "wait_stream: argument 1")

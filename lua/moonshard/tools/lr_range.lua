@@ -101,7 +101,7 @@ function M.lr_range_test(optimizer, step, given)
       #result.lr + 1, o.stop, o.from)
   end
   -- The slope at a step is the difference of the losses a tenth of all steps after and before it. So the first and the
-  -- last tenth have none; the losses of the first tenth depend on the batches more than on the learning rate.
+  -- last tenth have no slope; the losses of the first tenth depend on the batches more than on the learning rate.
   local n = #result.lr
   local span = math.max(1, math.floor(n / 10))
   local steepest = 0

@@ -50,8 +50,8 @@ end
 
 local holders
 
---- From now on records where the script makes each allocation, and the peak, for ms.memory_report; and an error about
---- missing memory names the lines that hold most. Costs some microseconds per allocation, and nothing while it is off.
+--- From now on records where the script makes each allocation, and the peak, for ms.memory_report; and an out-of-memory
+--- error names the lines that hold most. Costs some microseconds per allocation, and nothing while it is off.
 ---@param on? boolean  false: ends it; what it recorded stays (default: true)
 function M.record_memory_history(on)
   if on == nil then on = true end

@@ -222,7 +222,7 @@ local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
 --- shape, as sigmoid gives them: those above `threshold` predict class 1. The accuracy of each class is
 --- `Recall { classes = C, average = "none" }`. Errors: predictions of one column; probabilities outside of 0 to 1.
 ---@param given? { top_k: integer, ignore_index: integer, threshold: number, group: Group }
----   top_k: a prediction is correct if the true class is among so many highest scores [N, C] (default: 1);
+---   top_k: a prediction is correct if the true class is among the top_k highest scores [N, C] (default: 1);
 ---   ignore_index: class that does not count (default: -100); threshold: probability above which class 1 is predicted
 ---   (default: 0.5); group: the ranks that have the data (default: the world)
 ---@return Metric
@@ -334,8 +334,8 @@ local mean = define("Mean", {}, function() return 2 end, function(_, sums, value
   opts.expect(sum, opts.number, "Mean: value")
   sums[1], sums[2] = sums[1] + sum * weight, sums[2] + n * weight
 end, function(_, sums) return sums[1] / sums[2] end)
---- The mean of numbers. `update(value, weight)`: value: a number, or a tensor, whose elements all count; weight: that
---- of each number (default: 1).
+--- The mean of numbers. `update(value, weight)`: value: a number, or a tensor, whose elements all count; weight: a
+--- number, the weight of each of them (default: 1).
 ---@param given? { group: Group }
 ---   group: the ranks that have the data (default: the world)
 ---@return Metric
@@ -387,7 +387,7 @@ local STOPPING = { patience = opts.option(opts.whole_from(0), 5), min_delta = op
 --- Says when a validation value has stopped improving: `if stopping:update(loss) then break end`. Every rank must pass
 --- the same value, as `compute` of a metric gives it.
 ---@param given? { patience: integer, min_delta: number, mode: "min"|"max" }
----   patience: updates without improvement in a row at which it says to stop (default: 5; 0 acts as 1); min_delta:
+---   patience: number of updates in a row without improvement that stops (default: 5; 0 acts as 1); min_delta:
 ---   an improvement on `best` must be larger than this (default: 0); mode: "min" if lower is better (default), or
 ---   "max"
 ---@return EarlyStopping

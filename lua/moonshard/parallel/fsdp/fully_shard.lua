@@ -124,9 +124,9 @@ end
 
 -- ---- parameters of a unit -----------------------------------------------------------------------
 
--- Returns the parameters of the modules and of their descendants, without duplicates, their names and modules, and for
--- each field that has one { module, field, parameter, name }. Skips ignored parameters and children that are already
--- sharded; raises if a parameter is also in a module that is already sharded.
+-- Returns the parameters of the modules and of their descendants, without duplicates, their names and modules, and a
+-- list with { module, field, parameter, name } for each field that has a parameter. Skips ignored parameters and
+-- children that are already sharded; raises if a parameter is also in a module that is already sharded.
 local function managed(modules, ignored)
   local params, names, owners, places, seen, visited = {}, {}, {}, {}, {}, {}
   local function visit(m, prefix)

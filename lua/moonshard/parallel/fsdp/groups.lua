@@ -66,8 +66,8 @@ local function hybrid_groups(dist, o, strategy)
 end
 
 --- Returns `{ strategy, group, replicate, given }` of an instance: parameters are sharded over group; the ranks of
---- replicate (may be nil) hold the same shards; given is the group that the options name (default: all ranks), or the
---- pair { shard, replicate } of a hybrid strategy, also where group is this rank alone because of "no_shard".
+--- replicate (may be nil) hold the same shards; given is the group that the options name (default: all ranks), or with
+--- a hybrid strategy the pair { shard, replicate }. With "no_shard", group is this rank alone, whatever given is.
 ---@param o table       the checked options of FSDP
 ---@param quiet boolean?  an enclosing instance has already warned
 function M.resolve(o, quiet)

@@ -33,8 +33,8 @@ function M.check(unit)
 end
 
 -- Maps parameters of the unit to the plain, whole parameter that replaced each. Also returns the set of parameters that
--- the unit keeps: at least one of their fields has no replacement, or one that is not a plain, whole parameter, or one
--- that differs from that of an earlier field.
+-- the unit keeps, because at least one of their fields has no replacement, or its replacement is not a plain, whole
+-- parameter or differs from the replacement in an earlier field.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do

@@ -33,8 +33,8 @@ local methods = Sharded.methods
 -- Classes of sharded parameters, by the class before sharding.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- Whether x is a parameter of a unit (also while it is whole: see is_whole) or a tensor with the placement of one. An
---- instance of a tensor class is sharded if its inner tensors are.
+--- Whether x is a parameter of a unit (also while it is whole: see is_whole) or a tensor with such a parameter's
+--- placement. An instance of a tensor class is sharded if its inner tensors are.
 ---@return boolean
 function M.is_sharded(x)
   if type(x) ~= "table" then return false end
@@ -194,7 +194,7 @@ in_place("zero_", always)
 in_place("fill_", number_first)
 for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, number_first) end
 
--- Whether both are sharded in the same way: over equally many ranks, along the same dimension, with the same part on
+-- Whether t and u are sharded in the same way: over equally many ranks, along the same dimension, with the same part on
 -- this rank.
 local function alike(t, u)
   if not M.is_sharded(u) then return false end

@@ -344,7 +344,8 @@ function M.matrix_power(A, n)
 end
 
 --- The exponential of square matrices, I + A + A^2 / 2 + ...: halves A until its largest column sum of absolute values
---- is at most 0.5, adds the terms up to the 18th power, and squares the sum as often. Waits for the device.
+--- is at most 0.5, adds the terms up to the 18th power, and squares the sum once for each halving. Waits for the
+--- device.
 ---@param A Tensor  [..., N, N]
 ---@return Tensor  of A's shape
 function M.matrix_exp(A)
