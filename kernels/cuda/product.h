@@ -20,7 +20,7 @@ struct product {
     void *c;
     void *row_sums;     // gets the m sums of A's rows over k, in c's dtype; may be NULL. Not with a bias or a batch
     void *column_sums;  // with GELU_GRADIENT: gets the n sums of C's columns, in c's dtype; may be NULL
-    bool summed;  // set by ms__cuda_product if it has written row_sums or column_sums; if not, the caller must do so
+    bool summed;  // set by ms__cuda_product if it has written row_sums or column_sums; if not, the caller must sum
     int epilogue;
     void *aux;                                   // [m, n] of c's dtype, contiguous
     int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // in elements: from a row to the next, from a column to the next

@@ -328,7 +328,7 @@ void ms__cpu_fill_tensor(ms_tensor *t, double value)
 
 ms_status ms__cpu_fill(ms_call *c) { return ms__fill_data(c->out[0], c->n_f ? c->f[0] : 0); }
 
-// Element k of a 1-d tensor is first + k * step.
+// Stores first + k * step in element k of a 1-d tensor.
 ms_status ms__cpu_arange(ms_call *c)
 {
     ms_tensor *t = c->out[0];

@@ -77,7 +77,7 @@ static MS_KERNEL void add_row_f64(double *s, const double *x, int64_t n)
 
 enum { PART = 1024 };  // elements of a row that are summed at a time
 
-// Writes the sum of one id's gradients, columns [j, j + n), to its row, or adds it.
+// Writes columns [j, j + n) of the sum of one id's gradients to the id's row, or adds them if t->more is set.
 static void scatter_f64(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
 {
     double *out = (double *)t->to + row * t->width + j, s[PART] = { 0 };

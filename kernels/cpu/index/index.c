@@ -136,7 +136,7 @@ static void add_strip(int dtype, int64_t n, char *to, const char *from)
     }
     ms__store(cls, dtype, n, to, size, &a);
 }
-// Adds one strip of every slice, in the order in which the index lists them. No other task writes these elements.
+// Adds one strip of every slice, in the order of the index. No other task writes these elements.
 static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;

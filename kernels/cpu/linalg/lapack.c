@@ -7,7 +7,7 @@
 #include "cpu/linalg/lapack.h"
 
 // The libraries, in the order in which they are tried. OpenBLAS is the faster one. It gets one thread: more would run
-// beside the rank's own, and change the bits of results.
+// beside the rank's own threads, and change the bits of results.
 static const char *const names[] = { "libopenblas.so.0", "liblapack.so.3" };
 
 static ms_lapack table;

@@ -21,7 +21,7 @@ enum {
     FEW = 400,         // largest number of columns of C for which rows of A are read in place: packing would not pay
     ROWS = 2048,       // largest number of rows of A packed at a time
     ROWS_HALF = 1024,  // ROWS for half types
-    COLUMNS_HALF = 2304,  // half types, if k is above KC: number of columns whose float32 sums are kept
+    COLUMNS_HALF = 2304,  // half types, if k is above KC: most columns whose float32 sums are kept
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
@@ -164,7 +164,7 @@ static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_
     return k / 32 * 32;
 }
 
-// As pack_columns_bf16, for 8 contiguous rows.
+// As pack_columns_bf16, for 8 contiguous rows; returns the number of columns packed.
 static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
 {
     pair t[16 * 8] __attribute__((aligned(64)));

@@ -66,9 +66,9 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 
 // Computes 8 rows from packed panels: each step reads 8 numbers of A's panel and `vecs` of the 3 vectors of B's. Both
 // panels are prefetched: B's exceeds the first-level cache, and after A's comes the panel of the next 8 rows. The lines
-// of C are prefetched row by row shortly before they are stored (prefetching all at once would delay B's). Every LANES
-// steps, two lines of the data packed next and two lines of its destination are prefetched. first: B is read in place,
-// and the loaded vectors are stored as its packed panel, `keep`: half the cost of packing it separately.
+// of C are prefetched row by row shortly before they are stored (all at once would delay the prefetches of B). Every
+// LANES steps, two lines of the data packed next and two lines of its destination are prefetched. first: B is read in
+// place, and the loaded vectors are stored as its packed panel, `keep`: half the cost of packing it separately.
 enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24, R(NEAR_ROWS) = 4, R(FAR_ROWS) = 24 };
 
 static inline __attribute__((always_inline)) void R(core)(const int vecs, const bool first, int64_t k, OPERANDS o,

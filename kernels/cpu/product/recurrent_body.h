@@ -258,7 +258,7 @@ static MS_KERNEL void R(gru_back_row)(const R(back_row) * u)
     }
 }
 
-// Computes the gradients of the sums of n units of row r of the next step, from dh, the gradient of the units' states.
+// Computes the gradients of the gates' sums for n units of row r of the next step, from dh, their states' gradient.
 static void R(unit_back)(const pass *w, int64_t r, int64_t unit, int64_t n, const REAL *dh, REAL *unused)
 {
     int64_t H = w->H, P = w->P, row = w->next.at + r;

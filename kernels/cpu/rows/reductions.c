@@ -210,7 +210,8 @@ ms_status ms__cpu_prod_backward(ms_call *c)
 
 // ---- running sums ----
 
-// Replaces the n numbers of x by their running sums. *total: the sum of all numbers before them, which is updated.
+// Replaces the n numbers of x by their running sums. *total: before the call the sum of all earlier numbers, after it
+// the sum that includes these.
 static void scan_f64(int64_t n, double *total, double *x)
 {
     double t = *total;

@@ -14,7 +14,7 @@ typedef struct {
     REAL *y;
 } R(job);
 
-// y = w x, or y += w x.
+// y = w x if `first` is set, otherwise y += w x.
 MS_INLINE void R(weighted)(int64_t n, REAL *restrict y, const REAL *restrict x, REAL w, bool first)
 {
     if (first)

@@ -50,8 +50,8 @@ struct cudnn_attention {
     bool bf16, causal;
 };
 
-// Builds a graph. After a call has failed, the following ones do nothing. It owns all descriptors that it has made:
-// a plan is valid as long as its graph.
+// Builds a graph. After a call has failed, the following ones do nothing. An object owns all descriptors that it has
+// made: a plan is valid as long as its graph.
 class cudnn_graph
 {
     const cudnn_functions &f;

@@ -8,7 +8,7 @@
 struct search_job {
     int dtype, out_type;
     bool right;
-    int64_t numel, n, per_line;  // boundaries of a line; numbers looked up in it
+    int64_t numel, n, per_line;  // n: boundaries of a line; per_line: numbers looked up in it
     const void *sorted, *x;
     void *o;
 };

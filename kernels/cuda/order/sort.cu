@@ -35,7 +35,7 @@ static __device__ inline uint64_t key_of(const sort_lines &l, int64_t i)
 struct read_part {
     sort_lines l;
     const entry *from;
-    int64_t first;  // the first element of these lines
+    int64_t first;  // the number of the first element of the lines that are sorted
     int shift;      // the first of the 32 bits of the keys; -1: reads the number of the line
     __device__ entry operator()(int64_t i) const
     {
@@ -46,7 +46,7 @@ struct read_part {
 };
 // The results: the first k elements of each line and their positions; both tensors are contiguous.
 struct sort_results {
-    int64_t lines, first_line, k, inner;  // inner: elements after the dimension
+    int64_t lines, first_line, k, inner;  // inner: product of the sizes of the later dimensions
     void *values;
     int64_t *positions;
 };

@@ -248,7 +248,7 @@ struct shape_key {
     int x_type, y_type, c_type, x_turned, y_turned, epilogue, index, align;
     int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
 };
-// What a product's key decides. cuBLASLt's descriptors are kept, because making them takes longer than the launch.
+// How products with one key are run. cuBLASLt's descriptors are kept, because making them takes longer than a launch.
 struct plan {
     bool used, none;  // none: there is no algorithm
     shape_key key;

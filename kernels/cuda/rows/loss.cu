@@ -119,7 +119,7 @@ template <class S> __global__ void cross_segments_kernel(cross q, row_segments s
     row_sums<real_of<S>> a = row_part<S>(q, row_segment_of(q, s), shared);
     if (threadIdx.x == 0) parts[blockIdx.x] = a;
 }
-// A warp per row. losses: NULL if they are not needed.
+// Combines the segments of a row to its logsumexp and its loss; a warp per row. losses: NULL if they are not needed.
 template <class S>
 __global__ void cross_rows_kernel(cross q, row_segments s, const row_sums<real_of<S>> *parts, void *lse_out,
                                   void *losses)

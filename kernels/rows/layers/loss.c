@@ -113,7 +113,7 @@ static ms_status linear_cross_entropy_check(ms_call *c)
     if (c->n_i > 2 && c->i[2] < 0)
         return ms__call_fail(c, "a chunk must have 1 or more rows, or 0 for all rows; got %lld", (long long)c->i[2]);
     for (; c->n_i < 5; c->n_i++) c->i[c->n_i] = c->n_i == 1 ? -100 : 0;
-    // Under autocast the loss is float32, as that of cross_entropy.
+    // Under autocast the loss is float32, as in cross_entropy.
     c->i[3] = ms__state.autocast && x->dtype != MS_F64 ? MS_F32 : x->dtype;
     c->i[4] = 0;
     bool at_once = c->i[0] != NONE && x->dtype != MS_F16 && ms__state.grad_mode && !ms__is_meta(ms__device(x));

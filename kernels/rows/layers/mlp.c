@@ -144,7 +144,7 @@ static ms_status run_gelu_mlp_backward(ms_call *c)
 // ---- backward ----
 
 // Integers: recompute, mask (rows/grad.h). Outputs: those of the gradients of x, w1, w2, b1, b2 that the mask selects.
-// A weight's gradient is added to the one that it already has, if that is an input.
+// A weight's gradient is added to its earlier gradient, if the latter is an input.
 static ms_status gelu_mlp_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[G];

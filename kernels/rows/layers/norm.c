@@ -143,8 +143,8 @@ static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 4, 5, 
 static const ms_op op_rms_norm_backward =
     MS_ROW("rms_norm_backward", 4, 5, .check = norm_backward_check, .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
 
-// On a GPU the kernel adds dx to the gradient that x already has, if any. x has one if a residual connection uses it,
-// too; adding to it saves a launch and two passes over dx.
+// On a GPU the kernel adds dx to the gradient that x already has, if any. x has one if a residual connection also
+// uses x; adding to this gradient saves a launch and two passes over dx.
 static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
 {
     ms_tensor *so_far = b->need[0] && ms__is_cuda(b->in_meta[0].device) ? b->so_far(b, 0) : NULL;

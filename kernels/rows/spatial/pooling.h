@@ -18,7 +18,7 @@ typedef struct ms_pooling {
     int64_t count_padding, divisor;  // for means; divisor 0: the number of elements of the window
 } ms_pooling;
 
-// The number of integers of a forward; those of a backward have the input's sizes after these.
+// The number of a forward's integers; in a backward the input's sizes follow them.
 static inline int ms__pooling_integers(const int64_t *i)
 {
     return MS_POOLING_SIZES + (int)i[MS_POOLING_DIMS] * (i[MS_POOLING_MODE] == MS_POOLING_ADAPTIVE ? 1 : 4);

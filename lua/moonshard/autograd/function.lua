@@ -249,8 +249,8 @@ function M.checkpoint(fn, ...)
   entry.drop = function()
     for _, t in ipairs(kept) do t:release() end
   end
-  -- fn may use parameters. If no argument requires grad, a new leaf that does is added as an argument, so that the
-  -- engine records the node.
+  -- fn may use parameters. If no argument requires grad, a new leaf that requires grad is added as an argument, so that
+  -- the engine records the node.
   if not any then
     local leaf = create.zeros(1, { requires_grad = true })
     in_ids[n_in] = leaf.id

@@ -109,7 +109,7 @@ local function handle(run, event)
   if lib.ms_run_answer(run, ids, n) ~= 0 then errors.fail() end
 end
 
--- The text of the run's failure. If a step that is being captured refused a hook, it says where the hook is defined.
+-- The text of the run's failure. If a step that is being captured refused a hook, the text gives the hook's definition.
 local function failure(event)
   local text = errors.last()
   if not capture.active() or not text:find("captured step: it calls", 1, true) then return text end

@@ -14,7 +14,7 @@ local context = {}
 
 local M = { now = context }
 
---- The results of a pcall; raises its error again if it failed.
+--- The results of a pcall; if the call failed, raises its error again.
 function M.results(ok, ...)
   if not ok then error((...), 0) end
   return ...

@@ -133,7 +133,7 @@ M.IterableDataset = IterableDataset
 ---   first nil ends the epoch
 function IterableDataset:init(fn) self.fn = opts.expect(fn, opts.fn, "IterableDataset: argument 1") end
 
---- Makes an iterator of the items of an epoch. A class that extends IterableDataset defines it.
+--- Makes an iterator of the items of an epoch. A class that extends IterableDataset defines this method.
 ---@param epoch integer  from 0
 ---@return fun(): any
 function IterableDataset:iterate(epoch) return self.fn(epoch) end
@@ -208,7 +208,7 @@ end
 function ConcatDataset:size() return self.cumulative_sizes[#self.cumulative_sizes] end
 
 function ConcatDataset:get(i)
-  local low, high = 1, #self.datasets                     -- the first dataset that ends at i or later
+  local low, high = 1, #self.datasets                     -- finds the first dataset that ends at i or later
   while low < high do
     local middle = floor((low + high) / 2)
     if self.cumulative_sizes[middle] < i then low = middle + 1 else high = middle end

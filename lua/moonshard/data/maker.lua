@@ -50,7 +50,7 @@ local function failed(item, why)
   errors.raise("DataLoader: item %d: %s", item, tostring(why))
 end
 
--- Returns the results of a pcall after the first; if it failed, raises its error with the number of the item.
+-- Returns the results of a pcall after the first; if the call failed, raises its error with the number of the item.
 local function unless_failed(item, ok, ...)
   if not ok then failed(item, (...)) end
   return ...

@@ -155,7 +155,7 @@ function WeightedRandomSampler:order(epoch)
   if not self.replacement then return without_replacement(self, key) end
   local n, total = #sums, sums[#sums]
   return function(j)
-    local x, low, high = share(key, j, DRAW) * total, 1, n           -- the first sum above x
+    local x, low, high = share(key, j, DRAW) * total, 1, n           -- finds the first sum above x
     while low < high do
       local middle = floor((low + high) / 2)
       if sums[middle] > x then high = middle else low = middle + 1 end

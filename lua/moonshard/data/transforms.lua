@@ -213,7 +213,7 @@ local function weights(n, count, how)
       local part = at - low
       row[low + 1] = 1 - part
       row[min(low + 1, n - 1) + 1] = row[min(low + 1, n - 1) + 1] + part
-    else                                                  -- a triangle filter over the pixels that pixel i covers
+    else                                                  -- a triangle filter over the pixels in output pixel i
       local wide = max(scale, 1)
       local middle, sum = scale * (i + 0.5), 0
       local first, last = max(floor(middle - wide + 0.5), 0), min(floor(middle + wide + 0.5), n)
