@@ -17,7 +17,7 @@ local function sum_last(t, n)
   return t
 end
 
--- The constraint `of` for values of n dimensions more: it must hold for all elements along these dimensions.
+-- The constraint `of` for values with n more dimensions: it must hold for all elements along these dimensions.
 local function all_last(of, n)
   return support.new(of.text, of.event_dims + n, function(x)
     local met = of:check(x)
