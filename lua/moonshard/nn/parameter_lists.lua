@@ -65,7 +65,7 @@ end
 ---@return integer
 function ParameterList:len() return #self._params end
 
---- Iterates over position, parameter.
+--- Iterates over the positions and the parameters.
 ---@return fun(): integer, Parameter
 function ParameterList:each()
   local i, n = 0, #self._params

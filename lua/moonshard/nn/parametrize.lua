@@ -117,7 +117,7 @@ local function parameter_of(who, m, name)
 end
 
 --- Whether a parameter of the module is computed from others; without a name: whether any is.
----@param m Module  without its descendants
+---@param m Module  its descendants are not searched
 ---@param name? string  name of the parameter
 ---@return boolean
 function M.is_parametrized(m, name)

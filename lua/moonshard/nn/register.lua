@@ -407,17 +407,17 @@ function Module:parameters(given) return values_of(self, "parameters", "_params"
 ---@return Tensor[]
 function Module:buffers(given) return values_of(self, "buffers", "_buffers", given) end
 
---- Iterates over name, parameter. Uses a snapshot: the module may change during the iteration.
+--- Iterates over names and parameters. Uses a snapshot: the module may change during the iteration.
 ---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Parameter
 function Module:named_parameters(given) return named(self, "named_parameters", "_params", given) end
 
---- Iterates over name, buffer.
+--- Iterates over names and buffers.
 ---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Tensor
 function Module:named_buffers(given) return named(self, "named_buffers", "_buffers", given) end
 
---- Iterates over name, module; this module comes first, with the prefix as its name (default: "").
+--- Iterates over names and modules; this module comes first, with the prefix as its name (default: "").
 ---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Module
 function Module:named_modules(given)
@@ -435,7 +435,7 @@ function Module:modules()
   return listing.new(modules)
 end
 
---- Iterates over name, child; a child that is registered twice occurs once.
+--- Iterates over names and children; a child that is registered twice occurs once.
 ---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: has no effect
 ---@return fun(): string, Module
 function Module:named_children(given)

@@ -18,7 +18,7 @@ local norm_options = { norm_type = 2 }
 --- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =
 --- math.huge selects the maximum norm; max_norm = math.huge only computes the norm. Collective if parameters are
 --- sharded.
----@param params Tensor|Tensor[]  those without a gradient do not count
+---@param params Tensor|Tensor[]  those without a gradient are left out
 ---@param max_norm number  at least 0
 ---@param given? { norm_type: number }
 ---@return Tensor norm  before clipping: a plain 0-dim tensor, on the gradients' device if all have the same, else on the CPU

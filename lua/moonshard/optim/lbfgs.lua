@@ -250,7 +250,7 @@ local function minimize(self, group, closure)
 end
 
 --- Makes up to max_iter iterations.
----@param closure fun(): Tensor  clears the gradients, computes the loss and its backward, and returns the loss
+---@param closure fun(): Tensor  clears the gradients, computes the loss, runs its backward, and returns the loss
 ---@return Tensor  the closure's first result
 function LBFGS:step(closure)
   opts.expect(closure, opts.fn, "%s: step: closure", self:class_name())

@@ -333,7 +333,7 @@ Optimizer.step = calls.apart(Optimizer.step, has_peers)
 
 --- For amp.GradScaler: makes one step, unless a gradient was not finite. If the GPU can decide that, the host does not
 --- wait; later calls correct the counts of steps. Returns false if this optimizer's step is not one pass of the engine.
----@param terms { unless: Tensor, flag: Flag }  unless: is not 0 if the step must be skipped; flag: reads its value later
+---@param terms { unless: Tensor, flag: Flag }  unless: is not 0 if the step must be skipped; flag: reads that value later
 ---@return boolean
 Optimizer._step_unless = calls.apart(function(self, terms)
   if in_parts(self) then return false end

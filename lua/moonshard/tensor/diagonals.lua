@@ -115,7 +115,7 @@ function M.tril_indices(rows, columns, k, given) return triangle("tril_indices",
 function M.triu_indices(rows, columns, k, given) return triangle("triu_indices", rows, columns, k, given, false) end
 
 --- A matrix with the given matrices as blocks on its diagonal, and zeros elsewhere.
----@param list Tensor[]  of up to 2 dimensions; one of fewer is a row, or a single element
+---@param list Tensor[]  of up to 2 dimensions: a matrix, a row or a single element
 ---@return Tensor  [sum of rows, sum of columns]
 function M.block_diag(list)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then

@@ -494,7 +494,7 @@ end
 -- ---- comparisons of whole tensors ---------------------------------------------------------------
 
 local out1 = engine.ffi.new "double[1]"
--- Converts a 0-dim result to a Lua boolean; a plain tensor is then released.
+-- Converts a 0-dim result to a Lua boolean, and releases the result if it is a plain tensor.
 local function truth(id)
   if id < 0 then  -- an instance of a tensor class is true if all its inner tensors are
     local parts = tensor.flat { inner_tensors.take(id) }

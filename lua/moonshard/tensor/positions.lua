@@ -42,7 +42,7 @@ M.coordinates = coordinates
 
 --- Where elements are not 0, in row-major order; positions count from 0. Waits for the device.
 ---@param given? { as_tuple: boolean }  as_tuple: a list with a tensor for each dimension (default: one tensor)
----@return Tensor|Tensor[]  int64 [number of such elements, number of dimensions]; with as_tuple, each [number]
+---@return Tensor|Tensor[]  int64 [n, number of dimensions], with n such elements; with as_tuple, each [n]
 function methods.nonzero(t, given)
   local as_tuple = opts("nonzero", given, { as_tuple = false }).as_tuple
   id_of(t, "nonzero")

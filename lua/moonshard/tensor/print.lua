@@ -59,7 +59,7 @@ end
 -- sizes. kind: "bool", "int" or "float".
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
-  if kind == "int" then return function(v) return ("%.0f"):format(v) end end            -- %d gives 2^63 a minus
+  if kind == "int" then return function(v) return ("%.0f"):format(v) end end      -- %d would print 2^63 as negative
   local largest, smallest, whole = 0, math.huge, true
   for _, v in ipairs(numbers) do
     local a = math.abs(v)

@@ -196,7 +196,7 @@ local UNFOLD = op "unfold"
 --- window larger than the dimension.
 ---@param d integer  from 1; negative from the end
 ---@param size integer  elements of a window
----@param step integer  from one window's first element to that of the next, at least 1
+---@param step integer  distance of the first elements of neighbouring windows, at least 1
 ---@return Tensor  shares t's storage
 function methods.unfold(t, d, size, step)
   id_of(t, "unfold")
@@ -228,8 +228,8 @@ local AS_STRIDED = op "as_strided"
 --- added. Errors: a tensor that is not contiguous, places outside of it.
 ---@param size integer[]  the sizes of the view
 ---@param stride integer[]  by how many elements of t neighbours along each dimension are apart
----@param offset? integer  the first element, from 0 (default: 0); it counts from t's first element, PyTorch's from that
----   of the memory
+---@param offset? integer  the first element, from 0 (default: 0); counts from t's first element; in PyTorch, from the
+---   first element of the storage
 ---@return Tensor  a view
 function methods.as_strided(t, size, stride, offset)
   opts.expect(size, opts.table, "as_strided: sizes")

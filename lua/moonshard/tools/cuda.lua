@@ -215,7 +215,7 @@ local nvtx = {}
 
 --- Begins a range of the profiler; the innermost one ends with range_pop.
 ---@param name string  name of the range
----@return integer depth  the number of open ranges before
+---@return integer depth  the number of ranges that were open before
 function nvtx.range_push(name)
   opts.expect(name, opts.string, "range_push: argument 1")
   local from = lib.ms_range_open(allocated)

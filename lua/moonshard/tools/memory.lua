@@ -28,8 +28,8 @@ local M = {}
 ---@class MemoryReport
 ---@field device string      name of the device
 ---@field allocated integer  bytes that tensors hold now
----@field peak integer       most bytes since the history began (without one: the script), or since the last call of
----   ms.reset_peak_memory_stats
+---@field peak integer       most bytes since the history began (without a history: since the script began), or since
+---   the last call of ms.reset_peak_memory_stats
 ---@field recorded integer   bytes now held by allocations whose place is known
 ---@field peak_recorded integer  the same at the peak
 ---@field kinds MemoryRow[]    parameters, gradients, optimizer, gathered, other; without peak_bytes if there is no history

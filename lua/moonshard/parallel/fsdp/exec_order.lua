@@ -25,7 +25,7 @@ local M = {}
 ---@field number table<FSDPUnit, integer>  the number by which ranks name a unit
 ---@field first FSDPUnit[]                the sequence of the first iteration
 ---@field first_iteration boolean  true until the end of the first backward
----@field position integer                number of forwards of units in this iteration; 0 in the first
+---@field position integer                number of forwards of units in this iteration; 0 in the first iteration
 ---@field status "none"|"warning"|"warned"  "warning": this iteration has warned; "warned": nothing is checked any more
 
 local roots = setmetatable({}, { __mode = "k" })        -- root unit -> its ExecOrder

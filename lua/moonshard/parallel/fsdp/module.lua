@@ -364,7 +364,7 @@ M.refuse_meta = refuse_meta
 
 --- Loads a state dict by copying, also with `assign`: the parameters of a unit stay parts of one block of memory. For a
 --- unit on meta, `assign` allocates that block.
----@param sd table<string, Tensor>  sharded as the model's own; fsdp.load_state_dict takes any
+---@param sd table<string, Tensor>  tensors sharded like the model's own; fsdp.load_state_dict takes any type
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })

@@ -119,7 +119,7 @@ function methods.pinverse(t, given)
 end
 
 --- The n-th power of square matrices: ms.linalg.matrix_power.
----@param n integer  negative: of the inverse
+---@param n integer  the exponent; negative: powers of the inverse
 ---@return Tensor
 function methods.matrix_power(t, n) return matrices.matrix_power(t, n) end
 

@@ -21,7 +21,7 @@ local CHOLESKY, QR, SVD, EIGH, PINV, LSTSQ = op "linalg_cholesky", op "linalg_qr
   op "linalg_pinv", op "linalg_lstsq"
 local EPSILON = { float32 = 2 ^ -23, float64 = 2 ^ -52 }
 
--- Checks that a is a tensor with matrices.
+-- Checks that a is a matrix or a batch of matrices.
 local function matrices(who, a, what)
   opts.expect(a, a_tensor, "%s: %s", who, what)
   if #a.shape < 2 then

@@ -104,7 +104,7 @@ end
 ---@class Launcher
 ---@field pid integer   process id of mpirun
 ---@field out integer   descriptor from which mpirun's output is read; -1: closed
----@field code integer?  mpirun's exit status (after a signal: 128 + its number); nil: it runs
+---@field code integer?  mpirun's exit status (after a signal: 128 + the number of the signal); nil: mpirun runs
 
 local Launcher = {}
 Launcher.__index = Launcher
