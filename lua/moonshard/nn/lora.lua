@@ -171,10 +171,10 @@ local function chosen(model, target)
       end
     end
   end
-  for _, pattern in ipairs(patterns) do
+  for k, pattern in ipairs(patterns) do
     if not used[pattern] then
-      raise("lora: target %s matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)%s",
-        errors.show(pattern), other[pattern] and ("; it matches " .. other[pattern]) or "")
+      raise("lora: target %s matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own%s)%s",
+        errors.show(pattern), k > 1 and "; no layer that an earlier pattern matches" or "", other[pattern] and ("; it matches " .. other[pattern]) or "")
     end
   end
   if #list == 0 then raise "lora: the function 'target' accepts no layer that can have adapters" end
@@ -469,9 +469,10 @@ local function lora(model, given)
       local pattern = fits(name, p)
       if pattern then self._trainable[p], used[pattern] = true, true end
     end
-    for _, pattern in ipairs(patterns) do
+    for k, pattern in ipairs(patterns) do
       if not used[pattern] then
-        raise("lora: option 'trainable': the pattern %s matches no parameter", errors.show(pattern))
+        raise("lora: option 'trainable': the pattern %s matches no parameter%s", errors.show(pattern),
+          k > 1 and " that no earlier pattern matches" or "")
       end
     end
   end
