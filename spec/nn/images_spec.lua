@@ -82,7 +82,7 @@ describe("pad", function()
       F.pad, x, { 3, 0 }, { mode = "reflect" })
     raises("pad: Padding size should be at most the corresponding input dimension, but got: padding (4, 0) at dimension 3 of input [1, 4, 3] with mode 'circular'",
       F.pad, x, { 4, 0 }, { mode = "circular" })
-    raises("pad: -2 and -1 elements added at dimension 3 of size 3 leave no elements", F.pad, x, { -2, -1 }, { mode = "replicate" })
+    raises("pad: -2 and -1 elements added at dimension 3 of size 3 leave no elements of the input", F.pad, x, { -2, -1 }, { mode = "replicate" })
     raises('pad: Padding mode "reflect" doesn\'t take in value argument', F.pad, x, { 1, 1 },
       { mode = "reflect", value = 1 })
     raises("pad: 8 sizes with mode 'reflect', expected 2, 4 or 6: up to 3 dimensions", F.pad, ms.rand(2, 2, 2, 2),

@@ -72,7 +72,7 @@ local function pad_with_elements(x, pad, mode)
     end
     o.size[d], o.before[d] = n + before + after, before
     if o.size[d] < 1 or n + math.min(before, 0) + math.min(after, 0) < 1 then
-      raise("pad: %d and %d elements added at dimension %d of size %d leave no elements", before, after, at, n)
+      raise("pad: %d and %d elements added at dimension %d of size %d leave no elements of the input", before, after, at, n)
     end
   end
   if dtypes.is_float(info_of(x).dtype) then return resampling.resample("pad", x, dims, mode, o) end

@@ -175,7 +175,8 @@ function M.arange(...)
   if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never reach %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
   if count ~= count or count >= 2^53 then
-    errors.raise("arange: from %g to %g in steps of %g is too long, expected fewer than 2^53 numbers", first, last, step)
+    errors.raise("arange: from %g to %g in steps of %g there are %g numbers, expected fewer than 2^53", first, last, step,
+      count)
   end
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)

@@ -200,7 +200,8 @@ function methods.cross(t, u, d)
   at = at and at - #t.shape - 1                 -- from the end, because shapes broadcast
   if not at or t.shape[at + #t.shape + 1] ~= 3 or u.shape[at + #u.shape + 1] ~= 3 then
     errors.raise("cross: shapes %s and %s, expected size 3 in %s", tostring(t.shape), tostring(u.shape),
-      d ~= nil and ("dimension %d"):format(d) or "one dimension of both")
+      d ~= nil and ("dimension %d of both"):format(d)
+        or "the same dimension of both (default: the first of size 3 in the first tensor)")
   end
   return scope.run("cross", function()
     local function turned(x, by) return methods.roll(x, by, at) end

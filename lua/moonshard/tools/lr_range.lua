@@ -97,7 +97,7 @@ function M.lr_range_test(optimizer, step, given)
   restore(optimizer, saved)
   if not ok and message ~= result then error(message, 0) end
   if #result.lr < 3 then
-    errors.raise("lr_range_test: in step %d the loss was not finite, or exceeded %g times its lowest value; set option 'from' below %g",
+    errors.raise("lr_range_test: in step %d the loss was not finite, or its moving average exceeded %g times the lowest one; set option 'from' below %g",
       #result.lr + 1, o.stop, o.from)
   end
   -- The slope at a step is the difference of the losses a tenth of all steps after and before it. So the first and the
