@@ -283,7 +283,7 @@ typedef struct {
 //   sort                                        i: dim, descending?
 //   topk                                        i: dim, k, largest? (1)
 //   searchsorted                                i: right?, int32?
-//   nonzero                                     i: count
+//   nonzero                                     i: count (size of the result)
 //   cat stack index_select gather scatter_ scatter_add_  i: dim
 //   scatter_reduce                              i: dim, kind (0: product, 1: largest, 2: smallest)
 //   tile                                        i: times...
@@ -325,6 +325,9 @@ typedef struct {
 // max_pool, avg_pool: over the last `dims` dimensions; mode 0 or 1: size... is kernels, strides, paddings, dilations,
 // and the output's size is rounded down (0) or up (1); mode 2: size... is the output's size.
 // stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.
+// resample: over the last `dims` dimensions; kind 0: nearest, 1: nearest-exact, 2: linear, 3: cubic, 4: linear with
+// antialiasing, 5: cubic with antialiasing, 6: reflect, 7: replicate, 8: circular (padding); align: align_corners;
+// size...: of the output; distance...: of neighbouring outputs, in elements of the input.
 // rows: the number of rows that linear_cross_entropy processes at a time.
 // doubled, halved: whether elements whose conjugates are left out are multiplied by 2 (doubled) or by 1/2 (halved).
 // place: where the tensor's first element is in a larger tensor, so that a shard gets the same numbers as the whole.
@@ -467,7 +470,7 @@ typedef struct {
     int32_t offload;                // 1: shards and their gradients stay on the CPU; 2: in pinned memory
     int32_t device;                 // the device on which the unit computes; -1: the parameters' current device
     int32_t layout;                 // MS_LAYOUT_*
-    int32_t reshard_after_forward;  // 1: yes; 0: no; -1: yes unless it is the root; > 1: size of reshard_group
+    int32_t reshard_after_forward;  // 1: yes; 0: no; -1: yes unless the unit is the root; > 1: size of reshard_group
     int32_t param_dtype, reduce_dtype, output_dtype;  // -1: unchanged
     int32_t cast_forward_inputs;                      // 1: floating-point inputs of forward are cast to param_dtype
     int32_t replicates, reshards_to;                  // 1: replicate_group, or reshard_group, is given
@@ -1017,7 +1020,7 @@ typedef enum {
 typedef struct {
     const char *name, *detail;  // detail: shapes of an operator's inputs, unit of a collective; "": none
     double start, duration;     // in seconds of the monotonic clock (ms_time)
-    // allocated: bytes on all devices at the end; memory: their change since the start; 0 for ranges on streams.
+    // allocated: bytes on all devices at the end; memory: their change since the start. Both: 0 for ranges on streams.
     double allocated, memory;
     int16_t kind, lane;  // lane: 0: the script's thread; 1 and up: the CPU's streams
     int32_t collective;  // 1 + its index in the trace's `collectives`; 0: none
