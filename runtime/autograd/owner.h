@@ -14,7 +14,7 @@ typedef struct ms_run_owner {
     ms_status (*pre_backward)(ms_run *run, void *unit, int64_t use);
     // Called after the backward of a unit node, when the gradients of the module's inputs are complete.
     ms_status (*post_backward)(ms_run *run, void *unit, int64_t use);
-    // Fails if the gradient's shape differs from the shape of the whole parameter.
+    // Fails if the gradient has another number of dimensions or of elements than the whole parameter.
     ms_status (*gradient_fits)(const ms_tensor *param, const ms_tensor *grad);
     // Called when the gradient of a managed parameter (unit_param is set) is complete in this run. Takes ownership of
     // grad if it sets *taken.

@@ -157,9 +157,10 @@ static places read_places(const ms_coll *c)
 
 // Matches the members' calls again after an error. For each member, c is its first call after the error. The error may
 // have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
-// failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
-// slots, so they decide alike. A member that leaves an attempt because of a published error takes no part in that
-// attempt's decision, and learns the resulting `turns` and `ahead` of ms_group from the slots of the next attempt.
+// failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 is made again, to meet A's call 3. All
+// members read the same slots, so they decide alike. A member that leaves an attempt because of a published error takes
+// no part in that attempt's decision, and learns the resulting `turns` and `ahead` of ms_group from the slots of the
+// next attempt.
 static ms_status resume(ms_waiter *w, const places *r)
 {
     ms_coll *c = w->c;

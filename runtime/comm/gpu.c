@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// comm/gpu.c -- collectives whose tensors stay on a GPU, in a group of one node.
+// comm/gpu.c -- collectives whose tensors stay on a GPU, in a group within one node.
 //
-// The ranks agree on the CPU (comm/exchange.c), as for tensors there. Then each rank only queues work on a stream of
-// its GPU: it waits for an event of every member, after which that member's tensors are ready; copies from the peers'
-// memory or reduces it, in rank order; records an event; and waits for that event of every member, after which its own
-// tensors may change. All of this is queued after the ranks have agreed, so a stream waits only for work that has been
-// queued already, never for a host, and no kernel waits at all. The collective is done on the CPU as soon as the work
-// is queued; its event (ms__queued) orders the compute stream behind it.
+// The ranks agree on the CPU (comm/exchange.c), as for tensors in CPU memory. Then each rank only queues work on a
+// stream of its GPU: it waits for an event of every member, after which that member's tensors are ready; copies from
+// the peers' memory or reduces it, in rank order; records an event; and waits for that event of every member, after
+// which its own tensors may change. All of this is queued after the ranks have agreed, so a stream waits only for work
+// that has been queued already, never for a host, and no kernel waits at all. The collective is done on the CPU as soon
+// as the work is queued; its event (ms__queued) orders the compute stream behind it.
 //
 // Where a rank cannot map a peer's memory, the bytes go through the windows of the control memory (comm/move.c), on all
 // members alike.

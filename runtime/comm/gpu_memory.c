@@ -14,7 +14,8 @@
 #include "comm/internal.h"
 #include "device/gpu_pool.h"
 
-// PLENTY: with this many events, those of collectives that have ended are taken back before a new event is made.
+// PLENTY: once there are this many events, the events of collectives that have ended are taken back before a new one is
+// made.
 enum { LISTED = 4096, EVENTS = 1024, PLENTY = 64, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/gpus.h -- collectives of tensors that stay on GPUs, in a group of one node. A part of comm/internal.h, which
-// includes it.
+// comm/gpus.h -- collectives of tensors that stay on GPUs, in a group within one node. A part of comm/internal.h,
+// which includes it.
 #ifndef MS_COMM_GPUS_H
 #define MS_COMM_GPUS_H
 
@@ -81,8 +81,8 @@ ms_flight *ms__flight_new(ms_group *g);
 // Any thread, when all work of c has been queued: reads the numbers of the members' events from their slots, and
 // records the event `passed`.
 ms_status ms__flight_queued(ms_flight *f, const ms_coll *c);
-// Lists the entry of c until the GPU has passed c; if the work of c was not queued, frees the entry at once. With the
-// entry, this rank's two events are given back.
+// Lists the entry of c until the GPU has passed c; if the work of c was not queued, frees the entry at once. When
+// the entry is freed, this rank's two events are given back.
 void ms__flight_begin(ms_flight *f, const ms_coll *c);
 void ms__flight_free(ms_flight *f);  // frees an entry that is not listed
 void ms__flights_land(void);         // removes the collectives that the GPU has passed, and gives their events back

@@ -9,8 +9,8 @@
 // them in that order, and ranks with different orders would wait for each other. So a collective waits for its turn.
 //
 // The library adds in an order of its own. Half types are added in float32 and rounded once, as on the CPU, unless
-// the script has chosen the dtype of the reduction: then the library also computes a mean of half types. Scales and all
-// other means are computed after the sum.
+// the script has chosen the dtype of the reduction: then the library adds them in that dtype, and also computes their
+// mean. Scales and all other means are computed after the sum.
 #include <pthread.h>
 #include <stdio.h>
 #include "comm/internal.h"

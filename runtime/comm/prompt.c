@@ -3,8 +3,8 @@
 //
 // In a script, calls are matched again after an error by the script's position (comm/error.c). Lines of a prompt have
 // no such order: a user may repeat a line, or enter one for a single rank. But between two lines no rank makes a
-// collective, so that all of them can begin anew: settling publishes one more error, which every rank counts as met,
-// and collectives are numbered anew in each epoch.
+// collective, so all ranks can begin anew: settling publishes one more error, which every rank counts as met, and
+// collectives are numbered anew in each epoch.
 #include <stdio.h>
 #include "comm/internal.h"
 

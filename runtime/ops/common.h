@@ -22,7 +22,8 @@ ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained)
 // As ms__contiguous, but the result is in host memory.
 ms_status ms__on_cpu(ms_tensor **out, ms_tensor *t, const char *what);
 
-// PyTorch's result dtype: a 0-dim tensor only counts if its category is higher (bool < integer < floating-point).
+// PyTorch's result dtype: a 0-dim tensor only counts if its category is higher than the other tensor's (bool < integer
+// < floating-point).
 int ms__result_dtype(const ms_tensor *a, const ms_tensor *b);
 
 // Sums and converts gradient g to an input's shape, dtype and device. Takes ownership of g.

@@ -14,7 +14,7 @@ void ms__note_call(int device, const ms_call *c);       // before a call of an o
 void ms__note_queued(int device, const char *what);     // before other work is queued; `what` must stay valid
 void ms__queued_text(int index, char *text, size_t n);  // the latest work not waited for by the host, newest first
 // Both add the operator and its tensors to the text of the current error, st, and return st. ms__call_failed: only
-// if it is an error of CUDA.
+// if st is an error of CUDA.
 ms_status ms__call_named(const ms_call *c, ms_status st);
 ms_status ms__call_failed(const ms_call *c, ms_status st);
 

@@ -22,8 +22,8 @@ void ms__tally_use(ms_tally *t, uint32_t depth);
 // failed, as when a script is interrupted, only a part of the repetition's steps would have been counted.
 ms_status ms__tally_ready(ms_tally *t);
 // Called before a decision is queued that the kernel `choose` counts. Adds the steps made so far to the script's
-// numbers. *pending: how many earlier decisions the host does not know, fewer than depth: waits for the oldest of them
-// if there are more. *base: the GPU's count without the pending decisions.
+// numbers. *pending: the number of earlier decisions that the host does not know yet; waits until it is below depth.
+// *base: the GPU's count without the pending decisions.
 ms_status ms__tally_begin(ms_tally *t, uint32_t depth, uint32_t *pending, uint32_t *base);
 
 double *ms__tally_tracker(const ms_tally *t);  // the count of steps with finite gradients, on the GPU

@@ -28,7 +28,7 @@ typedef enum {
 typedef struct ms_gpu_group ms_gpu_group;  // a communicator
 typedef struct {
     int op;                // MS_DIST_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BROADCAST, _REDUCE or _ALL_TO_ALL
-    int dtype, reduction;  // reduction: of ms_reduction
+    int dtype, reduction;  // reduction: an ms_reduction
     int root;              // a member number
     size_t count;          // elements of the tensor, or of a member's block (all-gather, reduce-scatter, all-to-all)
     const void *in;        // NULL on a member that sends nothing; may be `out`
