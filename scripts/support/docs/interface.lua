@@ -66,7 +66,7 @@ local function parse(lines)
   return sections
 end
 
--- Stores in `found`, by name, the first line of the file that calls a function, for functions that are not in it yet.
+-- For each function that is not in `found` yet, stores there, by name, the first line of the file that calls it.
 local function calls_in(path, shown, found)
   for _, line in ipairs(lines_of(path)) do
     if not line:find "^%s*[-/][-/]" and not line:find "^[%w_]+ [%w_ *]+%(.*[,{]$" then
