@@ -124,9 +124,10 @@ local function compare(groups, own, summaries)
   return { [me] = own }
 end
 
--- The state fields of each name that at least one rank has. Raises if ranks ask for different types or have different
--- states of a sharded parameter. Also raises if a rank that has elements of a parameter lacks a state that the first
--- rank has, or if the first rank has elements of a sharded parameter but lacks a state that another rank has.
+-- The state fields of each parameter, by name, as the first rank that has any reports them. Raises if ranks ask for
+-- different types or have different states of a sharded parameter. Also raises if a rank that has elements of a
+-- parameter lacks a state that the first rank has, or if the first rank has elements of a sharded parameter but lacks a
+-- state that another rank has.
 local function common_fields(names, by_name, reported)
   local ranks, types = {}, {}
   for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
