@@ -358,6 +358,19 @@ describe("what a captured step refuses", function()
     assert.are.equal(4, step(good):item())
   end)
 
+  it("another plain argument, also where it was true or a tensor is given", function()
+    local step = ms.capture(function(t, double) return double and t * 2 or t + 0 end)
+    local t = ms.ones(2)
+    for _ = 1, 3 do step(t, true) end
+    for text, value in pairs { ["argument 2 is false, but was true"] = false,
+      ["argument 2 is a Tensor, but was true"] = ms.ones(2) } do
+      local ok, message = pcall(step, t, value)
+      assert.is_false(ok)
+      assert.matches(text, message)
+    end
+    assert.are.same({ 2, 2 }, step(t, true):tolist())
+  end)
+
   it("wrong arguments of ms.capture", function()
     assert.has_error(function() ms.capture(1) end)
     assert.has_error(function() ms.capture(function() end, { warmup = -1 }) end)

@@ -189,9 +189,11 @@ local function check_argument(v, k)
   end
 end
 
+local TENSOR = {}  -- stands for a tensor argument in `fixed`
+
 -- Writes the ids of the tensors among the n arguments to `ids` and returns their number. fixed: what the recording's
--- arguments were, true for a tensor; nil: not recorded yet. Raises unless the arguments are tensors where fixed is
--- true, and equal to fixed elsewhere.
+-- arguments were, TENSOR for a tensor; nil: not recorded yet. Raises unless the arguments are tensors where fixed has
+-- TENSOR, and equal to fixed elsewhere.
 local function take_arguments(fixed, n, ...)
   local tensors = 0
   if fixed and n == 2 and fixed.two then                  -- the usual case: a batch and its targets
@@ -210,7 +212,7 @@ local function take_arguments(fixed, n, ...)
     if type(v) == "table" and is_tensor(v) and v.id >= 0 then
       ids[tensors] = v.id
       tensors = tensors + 1
-      if fixed and fixed[k] ~= true then
+      if fixed and fixed[k] ~= TENSOR then
         raise("captured step: argument %d is a Tensor, but was %s when the step was recorded", k, errors.show(fixed[k]))
       end
     elseif not fixed then
@@ -218,7 +220,7 @@ local function take_arguments(fixed, n, ...)
     elseif fixed[k] ~= v then
       check_argument(v, k)
       raise("captured step: argument %d is %s, but was %s when the step was recorded: only tensors may change", k,
-        errors.show(v), fixed[k] == true and "a Tensor" or errors.show(fixed[k]))
+        errors.show(v), fixed[k] == TENSOR and "a Tensor" or errors.show(fixed[k]))
     end
   end
   return tensors
@@ -326,7 +328,7 @@ local function record(self, n, ...)
     fixed[k] = arguments[k]
     if is_tensor(arguments[k]) then
       own[#own + 1] = wrap(made[#own]):keep()
-      arguments[k], fixed[k] = own[#own], true
+      arguments[k], fixed[k] = own[#own], TENSOR
     end
   end
   self._own, fixed.two = own, n == 2 and #own == 2
