@@ -293,6 +293,17 @@ describe("gradients of tensor classes", function()
     t:sum():backward()
     assert.are.equal(1, n)
   end)
+
+  it("run a hook after all inner tensors have gradients, though an earlier backward did not reach all", function()
+    local t, n = TwoTensor(ms.ones(2), ms.ones(2)):requires_grad_(), 0
+    t:register_post_accumulate_grad_hook(function() n = n + 1 end)
+    t.a:sum():backward()
+    assert.are.equal(0, n)
+    for k = 1, 2 do
+      t:sum():backward()
+      assert.are.equal(k, n)
+    end
+  end)
 end)
 
 -- ---- modules and optimizers -----------------------------------------------------------------------

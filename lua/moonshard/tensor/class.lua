@@ -332,14 +332,15 @@ end
 --- Lets a backward call fn(t) once, after it has added the gradients of all inner tensors.
 function methods.register_post_accumulate_grad_hook(t, fn)
   opts.expect(fn, opts.fn, "register_post_accumulate_grad_hook: hook")
-  local handles, landed = setmetatable({}, Handles), 0
-  local list = inner(t)
+  local handles, list = setmetatable({}, Handles), inner(t)
+  local landed, n = {}, 0                       -- the inner tensors that got gradients in this backward; their number
   local self = setmetatable({ t }, { __mode = "v" })
   for k, part in ipairs(list) do
     handles[k] = part:register_post_accumulate_grad_hook(function()
-      landed = landed + 1
-      if landed < #list then return end
-      landed = 0
+      if landed[k] then landed, n = {}, 0 end   -- the backward before did not reach all of them
+      landed[k], n = true, n + 1
+      if n < #list then return end
+      landed, n = {}, 0
       if self[1] then fn(self[1]) end
     end)
   end
