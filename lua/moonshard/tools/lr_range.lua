@@ -89,7 +89,7 @@ function M.lr_range_test(optimizer, step, given)
     loss = over_ranks(opts.expect(loss, opts.number, "lr_range_test: the loss of step %d", k))
     average = o.smooth * average + (1 - o.smooth) * loss
     local smoothed = average / (1 - o.smooth ^ k)
-    if k > 1 and (loss - loss ~= 0 or smoothed > o.stop * lowest) then error(result, 0) end
+    if loss - loss ~= 0 or smoothed > o.stop * lowest then error(result, 0) end
     lowest = math.min(lowest, smoothed)
     result.lr[k], result.loss[k] = lr, smoothed
     optimizer:step()
