@@ -32,6 +32,7 @@ describe("random draws", function()
       near(0.3, ms.full({ 40000 }, 0.3, { dtype = dtype }):bernoulli(), 0.02)
       assert.are.equal(dtype, x.dtype)
     end
+    near(0, ms.normal(nil, ms.full({ 40000 }, 2)), 0.04)
   end)
   it("follow the weights, with replacement and without", function()
     local p = ms.tensor { { 1, 0, 3 }, { 2, 2, 0 } }

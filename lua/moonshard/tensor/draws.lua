@@ -75,13 +75,14 @@ end
 
 --- Normally distributed random numbers. If mean and std are numbers, they apply to all elements of a tensor of the
 --- given sizes; a tensor has the mean or the std of each element.
----@param mean number|Tensor  their mean
+---@param mean? number|Tensor  their mean (default: 0)
 ---@param std? number|Tensor  their standard deviation, at least 0; broadcasts with mean (default: 1)
 ---@param sizes? integer|integer[]  of the result, if both are numbers
 ---@param given? { dtype: string, device: string }  of the result, if both are numbers
 ---@return Tensor
 function M.normal(mean, std, sizes, given)
   if opts.is(std) and given == nil then std, given = nil, std end
+  if mean == nil then mean = 0 end
   if std == nil then std = 1 end
   for what, v in pairs { mean = mean, ["standard deviation"] = std } do
     if not is_tensor(v) and type(v) ~= "number" then opts.wrong(v, "a number or a tensor", "normal: %s", what) end
