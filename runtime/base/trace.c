@@ -377,7 +377,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
 #define HEAD "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"key\":\"%s\"},\"traceEvents\":[\n"
 #define ENDING "\n]}\n"
 
-// Returns whether the file is a complete trace with this key. If so, sets its position to that of the ending.
+// Returns whether the file is a complete trace with this key. If so, sets the file's position to the start of ENDING.
 static bool continues(int fd, const char *key)
 {
     enum { N = sizeof ENDING - 1 };

@@ -25,7 +25,7 @@ struct ms_native {
     ms_gpu_call *calls;
     ms_cuda_finish before, after;  // n 0: nothing to convert
     bool in_line;
-    ms_coll *next;  // the next collective in the line of those to be queued
+    ms_coll *next;  // the next one in the line of collectives to be queued
 };
 
 static int device;  // the GPU of this rank's communicators

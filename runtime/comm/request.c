@@ -19,7 +19,7 @@ const ms_coll_row ms__coll_rows[OPS] = {
     [OP_GATHER] = { "gather", SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
     [OP_SCATTER] = { "scatter", CUT, THE_ROOT, EVERY_RANK, MS_STREAM_REDUCE },
     [OP_ALL_TO_ALL] = { "all_to_all", CUT | SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, EVERY_RANK, MS_STREAM_REDUCE },
-    // The stream is that of a receive; a send uses the copy stream (comm/script.c).
+    // A receive uses this stream, a send the copy stream (comm/script.c).
     [OP_SEND_RECV] = { "send/recv", 0, THE_ROOT, THE_OTHERS, MS_STREAM_REDUCE },
     [OP_REFUSED] = { "refused", IN_PAYLOAD, NO_RANK, NO_RANK, MS_STREAM_COMPUTE },
 };

@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     int index;  // of the GPU
     ms_fixed how;
-    size_t at;  // offset of this work's numbers (ms_fixed) in the graph's `here` and `there`
+    size_t at;  // where in the graph's `here` and `there` the bytes begin that change for this work
     ms_captured_work *later;
     graph *graph;  // the graph that begins with this work; NULL: none
 } fixed;
@@ -134,8 +134,8 @@ void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
     ms__capture_fixed_at(c, c->last, device, how);
 }
 
-// Copies numbers (ms_fixed) to the device. In a copy of at most 64 KB from pageable memory CUDA does not make the host
-// wait for the stream, so larger copies are divided.
+// Copies what changes between launches (ms_fixed) to the device. In a copy of at most 64 KB from pageable memory CUDA
+// does not make the host wait for the stream, so larger copies are divided.
 static ms_status send(int index, void *there, const void *here, size_t bytes)
 {
     enum { MOST = 1 << 16 };
@@ -241,8 +241,8 @@ static void drop_graph(graph *g)
     *g = (graph) { 0 };
 }
 
-// Lists the pieces of g that have an `advance` function, and makes room for the numbers (ms_fixed) of all its pieces.
-// first: g's first piece. False: no memory.
+// Lists the pieces of g that have an `advance` function, and makes room for what changes between launches (`bytes` of
+// ms_fixed) in all its pieces. first: g's first piece. False: no memory.
 static bool plan_graph(graph *g, ms_captured_work *first)
 {
     ms_captured_work *w = first, **end = &g->first;
@@ -269,7 +269,7 @@ static ms_status queue(ms_captured_work *w, ms_captured *c, const graph *g)
 }
 
 // Makes a CUDA graph of the fixed work (ms__capture_fixed) from `first` on. All memory that this allocates stays pinned
-// as long as the graph exists: the graph's numbers, and temporary memory of its kernels. All work of the graph may use
+// as long as the graph exists: `there` of the graph, and temporary memory of its kernels. All work of the graph may use
 // the same temporary blocks, because it runs in order. False if there can be no graph; then nothing has run.
 static bool make_graph(ms_captured *c, ms_captured_work *first)
 {
@@ -307,8 +307,8 @@ static void make_graphs(ms_captured *c)
         if (same_gpu(w, w->next) && !make_graph(c, w)) return;
 }
 
-// Launches the graph that begins with w. The host does not wait until the numbers are on the device: the driver has
-// read them when `send` returns.
+// Launches the graph that begins with w. The host does not wait until g->here has been copied to the device: the
+// driver has read it when `send` returns.
 static ms_status launch_graph(ms_captured *c, const ms_captured_work *w)
 {
     const ms_cuda_table *t = ms__cuda();

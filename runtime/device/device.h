@@ -209,7 +209,7 @@ typedef struct {
     ms_status (*begin)(int index);
     ms_status (*end)(int index, void **graph);
     ms_status (*launch)(int index, void *graph);
-    void (*drop)(int index, void *graph);  // waits until its launches have ended, and destroys it
+    void (*drop)(int index, void *graph);  // waits until the graph's launches have ended, then destroys it
 } ms_cuda_graphs;
 
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// device/gpu_pool.h -- the caching allocator of GPUs, behind that of pool.h.
+// device/gpu_pool.h -- the caching allocator of GPUs, behind the functions of pool.h.
 #ifndef MS_GPU_POOL_H
 #define MS_GPU_POOL_H
 

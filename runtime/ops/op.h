@@ -95,7 +95,7 @@ struct ms_op {
 // ---- for check ----
 ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const int64_t *shape);  // allocates out[k]
 ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t);
-ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] becomes an owned view
+ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] becomes `view`; takes ownership of it
 void ms__call_inplace(ms_call *c, int k, int in);             // out[k] becomes in[in], whose version is incremented
 // Fails with MS_EINVAL and the text "OPERATOR: ...".
 ms_status ms__call_fail(const ms_call *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -65,7 +65,7 @@ typedef struct unit_settings {
     bool cast_forward_inputs;
     int reshard_after_forward;  // 1: yes; 0: no; -1: chosen by lazy initialisation; > 1: the size of post_group
     bool by_rule;               // stays whole after forward because it is the root, not because of a script's option
-    // If reshard_after_forward is more than 1: the ranks that keep slices of the whole until backward.
+    // If reshard_after_forward is more than 1: the ranks that keep slices of the whole parameters until backward.
     ms_group *post_group;
     bool reshard_after_backward, sync, unshard_in_backward;
     bool all_reduce;         // all-reduce over `replicate`; false: reduced gradients are summed in `partial`
@@ -141,7 +141,7 @@ typedef struct unit_pass {
 typedef struct unit_gradients {
     size_t arrived;    // bytes of gradients that have arrived since the latest post-backward that took them
     bool partly;       // this backward has run some but not all modules of a pass
-    int behind;        // passes that have had no backward yet, not counting the one whose gradients are reduced
+    int behind;        // passes whose backward is still to come, without the pass whose gradients are being reduced
     bool accumulated;  // the gradients waiting to be reduced include some of earlier backwards
     int32_t failures;  // ms_state.dist_failures when the first of the accumulated gradients arrived
     // Accumulated gradients were dropped after an error, and the script has cleared none of the unit's grads since

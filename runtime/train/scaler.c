@@ -63,8 +63,10 @@ typedef struct ms_unless {
     flags found;
     ms_captured_work *work, *end;  // this work; the mark after the optimizer's step (ms__capture_mark)
     uint64_t offset;               // the random generator's offset before the optimizer's step was recorded
-    int before, between, passes;   // counts: work up to this piece; after it up to `end`; optimizers' steps among these
-    bool there;                    // the GPU of the flag decides
+    // Numbers of pieces. before: up to this one; between: after this one, up to `end`; passes: the optimizers'
+    // steps among the latter.
+    int before, between, passes;
+    bool there;  // the GPU of the flag decides
     struct ms_unless *next;
 } unless_work;
 

@@ -48,7 +48,7 @@ static int leader_on(const ms_group *g, int node)
 
 static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
 
-// The world rank that sends the slot of the i-th member that is on another node.
+// The world rank that sends the slot of the i-th (from 0) of the members on other nodes.
 static int sender(const ms_group *g, int i)
 {
     int k = 0;

@@ -163,8 +163,7 @@ static ms_group *pair_new(int from, int to, size_t at)
     return g;
 }
 
-static pthread_mutex_t pair_lock =
-    PTHREAD_MUTEX_INITIALIZER;  // protects new entries of `pairs`: workers read pairs in reports
+static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;  // held while a pair is added to `pairs`, by any thread
 
 ms_group *ms__pair(int from, int to)
 {

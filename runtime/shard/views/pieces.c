@@ -14,8 +14,8 @@ static uint64_t written(const unit *u)
     return sum;
 }
 
-// The parameters of a unit that stays whole, such as the root, are views of their pieces between passes, as those of
-// sharded units are. Tensors saved in the graph are views of the whole and stay valid.
+// The parameters of a unit that stays whole, such as the root, are views of their pieces between passes, as in
+// sharded units. Tensors saved in the graph are views of the whole parameters and stay valid.
 static void stay(unit *u)
 {
     if (!u->state.gathered || u->world == 1) return;

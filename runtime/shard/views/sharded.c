@@ -178,8 +178,8 @@ static ms_status land(ms_run *run, reduction *reducing)
 
 // ---- reduction -----------------------------------------------------------------------------------
 
-// Adds the gradients of the current backward to those of earlier ones. Gradients that are not reduced now are kept in
-// the reduce dtype, if the unit has one.
+// Adds the gradients of the current backward to the gradients kept from earlier backwards. Gradients that are not
+// reduced now are kept in the reduce dtype, if the unit has one.
 static ms_status take(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
