@@ -7,7 +7,7 @@ local lfs = require "lfs"
 return function(folder)
   busted.subscribe({ "file", "start" }, function(file)
     -- Only one of the runs can make the folder named like the file. In the other runs the file does nothing, but the
-    -- fields of file.run stay: busted reads those of the first file for all files.
+    -- fields of file.run stay: busted reads the fields of the first file for all files.
     if not lfs.mkdir(("%s/%s"):format(folder, (file.name:gsub("/", ".")))) then
       getmetatable(file.run).__call = function() end
     end

@@ -104,7 +104,7 @@ function M.includes(root)
 end
 
 --- Headers that declare a symbol which is not defined in the .c file of the same name: { header, symbol, source }. A
---- header without such a file may declare for all files of its layer. layer_of(path): the layer.
+--- header without such a file may declare symbols of any file of its layer. layer_of(path): the layer of a file.
 function M.misplaced(root, symbols, layer_of)
   local wrong, seen = {}, 0
   for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- not moonshard.h, which declares functions of all files
@@ -136,7 +136,7 @@ end
 
 local function commas(text) return select(2, text:gsub("%b()", ""):gsub("%b<>", ""):gsub(",", "")) end
 
--- The number of fields between the braces of a struct, with those of the structs and unions inside it.
+-- The number of fields between the braces of a struct, including the fields of structs and unions inside it.
 local function fields(body)
   local n = 0
   for _, kind in ipairs { "struct", "union" } do
@@ -223,7 +223,7 @@ function M.late(root, folder, state)
   return uses
 end
 
--- ---- judging ---------------------------------------------------------------------------------------
+-- ---- checking the uses -----------------------------------------------------------------------------
 
 --- Returns the uses of a higher layer, as text, and the number of uses between different layers. place_of(name) returns
 --- the layer of a file or module, and the height of the layer.

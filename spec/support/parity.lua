@@ -174,7 +174,7 @@ local function check_half(ref, params, bound)
       math.sqrt(way)))
 end
 
--- The reference's parameters and gradients in a copy on the CPU, where offloaded shards are.
+-- Copies the reference's parameters and gradients to `twin`, the same model on the CPU, where offloaded shards are.
 local function twin_on_cpu(reference, twin)
   local ms = load()
   ms.no_grad(function()

@@ -107,8 +107,8 @@ local function tail(text, n)
   return table.concat(lines, "\n", math.max(1, #lines - n + 1))
 end
 
--- The failure to report for test k, after the gang has finished it or was stopped. If no rank failed: nil, and the text
--- of a rank in which the test is pending.
+-- The failure to report for test k, once the gang has finished the test or has been stopped. If no rank failed: nil,
+-- and the text of a rank in which the test is pending.
 function Gang:verdict(k, reason)
   local lines, groups, order, bad = self:lines(k), {}, {}, reason ~= nil
   local stderr = process.read(self.folder .. "/stderr")

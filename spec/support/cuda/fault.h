@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/fault.h -- which thread of which kernel runs, and how the emulated GPU ends when it finds a fault there.
+// cuda/fault.h -- which thread of which kernel runs, and how the emulated GPU ends when that thread commits a fault.
 #pragma once
 #include "modes.h"
 

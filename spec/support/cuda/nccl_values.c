@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// nccl_values.c -- checks at compile time that the values and structs of comm/transport/nccl/library.h are those of
+// nccl_values.c -- checks at compile time that the values and structs of comm/transport/nccl/library.h agree with
 // NCCL's header, if NCCL is installed.
 #include "comm/transport/nccl/library.h"
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)

@@ -59,8 +59,8 @@ inline int find_storage(dl_phdr_info *info, size_t, void *out)
     return 0;
 }
 
-// Poisons a block's shared memory before it runs; afterwards counts what it wrote of the static part, in units of
-// 16 bytes.
+// Poisons a block's shared memory before the block runs; afterwards counts how much of the static part the block wrote,
+// in units of 16 bytes.
 class shared_watch
 {
     storage all;

@@ -86,8 +86,8 @@ inline void work(stream_state *s)
 // ---- lazy: one thread runs the items of all streams, as late as it may (scheduler::wanted) ----
 //
 // In the modes `seed` and `late` items run late, so results are wrong if the host overwrites memory too early or does
-// not wait. With a seed the next item is that of a random stream among those that are ready; otherwise the oldest
-// stream goes first.
+// not wait. With a seed the next item comes from a random one of the streams that are ready; otherwise from the
+// oldest.
 
 inline const bool lazy = mode.seed || mode.late;
 // Number of queued items at which the thread runs some although the host does not wait: items may hold copies of host

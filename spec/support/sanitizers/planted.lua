@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- luajit planted.lua ROOT LIBRARY FAULT [RANKS]: commits one fault, or none if FAULT is `none`: a function of
---- planted.c, or a fault with the engine: `tensor_overflow` (writes one byte past a tensor's end),
---- `tensor_after_release` (writes to a released tensor) or `engine_leak` (leaves a file open). With RANKS, under
---- mpirun, all ranks meet before the fault.
+--- luajit planted.lua ROOT LIBRARY FAULT [RANKS]: commits one fault. FAULT: a function of planted.c; `tensor_overflow`
+--- (writes one byte past the end of a tensor of the engine), `tensor_after_release` (writes to a released tensor) or
+--- `engine_leak` (leaves a file of the engine open); or `none`. With RANKS, under mpirun, all ranks meet before the
+--- fault.
 local root, library, fault = arg[1], arg[2], arg[3]
 package.path = ("@/lua/?.lua;@/lua/?/init.lua;"):gsub("@", root) .. package.path
 local ffi = require "ffi"

@@ -214,8 +214,8 @@ void run(const node *o, memory &m)
             m.store(out, to, most ? (v > sum ? v : sum) : sum + v);
         });
     } else if (o->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR) {
-        // cuDNN reads the same memory by other dimensions and strides. Here those of rows and columns are exchanged:
-        // the result is the transpose.
+        // cuDNN reads the same memory by other dimensions and strides. Here rows and columns are exchanged: the
+        // result is the transpose.
         each(out, [&](const int64_t (&i)[4]) { m.store(out, i, m.load(x, { i[0], i[1], i[3], i[2] })); });
     } else {
         int mode = how->get<int>(CUDNN_ATTR_POINTWISE_MODE);

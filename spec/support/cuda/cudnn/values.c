@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cudnn/values.c -- checks at compile time that the plugin's enumerators of cuDNN equal those of its header, if any.
+// cudnn/values.c -- checks at compile time the plugin's enumerators against cuDNN's header, if it is installed.
 #include "cuda/attention/cudnn_values.h"
 #if __has_include(<cudnn.h>)
 #include <cudnn.h>
