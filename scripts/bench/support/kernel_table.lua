@@ -141,7 +141,7 @@ local WITH_STATES = set "optim:optim_kernel norm:norm_rows_kernel"
 -- The key of a row in the lists of kernels: "optim:optim_kernel" for "optim: optim_kernel<1>".
 local function base_of(row) return (row.name:match "^[^<]*":gsub(" ", "")) end
 
---- Bytes in flight on one SM for a class of data: those of a thread times the threads that the SM holds.
+--- Bytes in flight on one SM for a class of data: the bytes of one thread times the threads that the SM holds.
 function M.flight(row, class)
   local half, float, bytes = row.classes.half, row.classes.float32, row.classes[class].flight
   if half and float and WITH_STATES[base_of(row)] then bytes = half.flight + float.flight end

@@ -30,7 +30,8 @@ one() {
     ptxas -arch=sm_90 -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
     key "$1" | sha256sum >"$at.key"
 }
-# Runs the compiler's command in the folder of the build. With a compiler cache, it may make only the object, no PTX.
+# Runs the compiler's command in the folder of the build. With a compiler cache, the command may make no PTX, only the
+# object.
 build() {
     local arguments=("$@") at status=0 i
     for ((i = 0; i < $#; i++)); do

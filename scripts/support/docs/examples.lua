@@ -248,7 +248,7 @@ local function run_ranks(root, pages)
   return out, text
 end
 
--- ---- all of them -------------------------------------------------------------------------------------
+-- ---- all examples -------------------------------------------------------------------------------------
 
 local tensor_options = "{ dtype: string, device: string, requires_grad: boolean }"
 

@@ -108,7 +108,7 @@ local function write(page)
   return table.concat(lines, "\n"):gsub("\n+$", "\n")
 end
 
---- The page as an object like those of pages.lua: entries with name and text.
+--- The page as a table like a page of pages.lua: entries with name and text.
 function M.page(root, fault)
   local found = {}
   calls_in(root .. "/docs/api/examples/c.c", "docs/api/examples/c.c", found)
