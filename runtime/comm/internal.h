@@ -506,13 +506,13 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm/native.c: tensors on GPUs that the transport's library moves ----
 ms_status ms__native_open(const ms_launch *launch);  // called before MPI connects the ranks: fails if there is no GPU
-// ms__native_start makes the communicator of all ranks, ms__native_split that of a new group; ms__native_leave leaves
-// the communicator of a group. All ranks of the communicator must make these calls, which block.
+// ms__native_start makes the communicator of all ranks, ms__native_split the communicator of a new group;
+// ms__native_leave leaves the communicator of a group. All ranks of the communicator must make these calls, which block.
 ms_status ms__native_start(ms_group *world);
 ms_status ms__native_split(ms_group *g);
 ms_status ms__native_leave(ms_group *g);
 bool ms__native_serves(const ms_request *r);
-// Makes the library's calls for c, whose tensors must be set. narrow: half types are added in their own dtype, not in
+// Lists the library's calls for c, whose tensors must be set. narrow: half types are added in their own dtype, not in
 // float32.
 ms_status ms__native_make(ms_coll *c, bool narrow);
 ms_status ms__native_issue(ms_coll *c);  // engine thread; all work that c's tensors wait for must have been queued

@@ -46,7 +46,7 @@ struct ms_captured {
     ms_captured_chunk *chunks;
     int n_work, n_graphs, n_graphed;  // n_graphed: pieces of work that are parts of graphs
     ms_pins *pins;
-    ms_pins *room;  // memory of graphs: temporary memory of their kernels, numbers. NULL: there are no graphs
+    ms_pins *room;  // memory of graphs: temporary memory of their kernels, what changes between launches; or NULL
     bool graphed;   // graphs have been made, or are not possible
     int gpu;        // the device of the graph that was made last; MS_CPU: there is none
     char *refusal;  // why the step cannot be captured; NULL: so far it can

@@ -217,7 +217,7 @@ typedef struct {
     ms_status (*run)(ms_call *);
     ms_tensor *written;  // the input that the call changes, if it is from outside of the recording; otherwise NULL
     uint64_t after;      // random numbers: the call's offset minus the generator's at the start of the step
-    bool draws, seeded;  // draws: draws random numbers; seeded: uses those of an earlier call (MS_OP_SEEDED)
+    bool draws, seeded;  // draws: draws random numbers; seeded: uses an earlier call's numbers (MS_OP_SEEDED)
     int gpu;             // the device of all its tensors, if that is a GPU; else MS_CPU
     ms_call call;
 } call_work;

@@ -68,8 +68,8 @@ typedef struct ms_meta {
     int64_t shape[MS_MAX_DIMS];
 } ms_meta;
 
-// A flag of rows, in addition to those of moonshard.h: the last three integers of a call are the seed and the offset of
-// a forward's random numbers, and a mask (rows/grad.h). The seed and the offset are used if the call's first number, a
+// A flag of rows, besides the flags of moonshard.h: the last three integers of a call are the seed and the offset of a
+// forward's random numbers, and a mask (rows/grad.h). The seed and the offset are used if the call's first number, a
 // probability, is above 0.
 enum { MS_OP_SEEDED = 1 << 10 };
 

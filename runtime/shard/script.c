@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/script.c -- functions that scripts call on units besides forward and backward: parts and wholes of parameters,
+// shard/script.c -- functions that scripts call on units besides forward and backward: local parts, whole parameters,
 // settings, manual gathering, tensors without values that represent sharded gradients and copies, and the object whose
 // garbage collection frees a unit (ms_unit_owner).
 #include <stdio.h>

@@ -300,7 +300,7 @@ ms_id ms__clip_result(ms_clip *c)
     return id;
 }
 
-// Computes the norm of all gradients, and scales the gradients unless it is within max_norm.
+// Computes the norm of all gradients, and scales the gradients unless the norm is within max_norm.
 static ms_status clip_all(ms_clip *c)
 {
     c->list.factor = 1;

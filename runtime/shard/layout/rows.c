@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // shard/layout/rows.c -- rank k of W has rows [k*chunk, (k+1)*chunk) of a parameter, with chunk = ceil(rows / W), as
-// torch.chunk divides: the last ranks may have fewer rows or none. The gather copies each parameter's rows directly to
-// their place in the whole, so no second copy is needed, and padding rows are not sent. A later dimension is divided
-// the same way, but evenly; the gather then copies a rank's part in lines.
+// torch.chunk divides: the last ranks may have fewer rows or none. The gather copies rows directly to their
+// place in the whole parameter, so no second copy is needed, and padding rows are not sent. A later dimension is
+// divided the same way, but evenly; the gather then copies a rank's part in lines.
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
 
