@@ -142,7 +142,7 @@ kinds["attention with dropout, an embedding, cross-entropy, a checkpoint and a F
   end
 end
 
---- Runs the training `n` steps, captured or not, and draws random numbers outside of the step after every seventh.
+--- Runs the training `n` steps, captured or not; after every seventh step, draws random numbers outside of the step.
 --- Returns a list (the results of all steps and these numbers, then the final parameters with their states and
 --- gradients, and the final buffers), and the step.
 function M.train(make, n, capture)

@@ -2,7 +2,7 @@
 --- Saves that are killed, or get an error, at one of their system calls: for durability_spec and
 --- scripts/bench/durability.
 ---
---- strace kills the process at the n-th call of a kind, or makes that call fail. The kinds of saves are those of
+--- strace kills the process at the n-th call of a kind, or makes that call fail. The kinds of saves are listed in
 --- save_once; "inside" is a folder where renameat2 supports no flags, as on NFS: all its calls fail with EINVAL.
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -28,8 +28,8 @@ end
 
 local NO_FLAGS = "inject=renameat2:error=EINVAL"
 
---- Whether a call of a save changes a file or a folder. A process killed at any other call leaves the same state as one
---- killed at the next call that changes one.
+--- Whether a call of a save changes a file or a folder. Killing the process at any other call leaves the same state as
+--- killing it at the next call that does.
 function M.changes(point)
   local call = point.call
   return call:find "write" or call:find "sync" or call:find "^rename" or call:find "^unlink" or call:find "^mkdir"

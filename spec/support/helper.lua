@@ -46,7 +46,7 @@ table.insert(package.loaders, 2, function(name)
   end
 end)
 
--- Of the runs beside each other, one may find no file left and run no test: scripts/test counts the tests of all.
+-- Of several simultaneous runs of busted, one may find no file left and run no test: scripts/test counts all tests.
 local lanes = os.getenv "MOONSHARD_SPEC_LANES"
 if lanes then
   ffi.C.unsetenv "MOONSHARD_SPEC_LANES"        -- runs of busted that specs start have files of their own

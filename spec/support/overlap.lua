@@ -18,7 +18,7 @@ function M.layers(device)
   return layers, naps
 end
 
--- The sum, over all sleeps, of each one's longest time on any rank: a step waits for the slowest rank.
+-- The sum over all sleeps of the sleep's longest time on any rank: a step waits for the slowest rank.
 local function slept(naps)
   local dist = require("moonshard").dist
   local total = 0

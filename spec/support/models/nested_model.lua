@@ -50,7 +50,7 @@ function NestedModel:param_groups()
   return { self.block1:parameters(), second }
 end
 
--- The units: a bias of block1, and its rest; both biases of block2[2], and its rest; block2[3] as a whole.
+-- The units: a bias of block1, the rest of block1; both biases of block2[2], the rest of block2[2]; all of block2[3].
 local function units(m)
   local second = m.block2[2]
   return { m.block1.bias_module0, m.block1, second.bias_module0, second.bias_module1, second, m.block2[3] }

@@ -64,7 +64,7 @@ planted() {
     found $? "$fault${ranks:+ on $ranks ranks}"
 }
 
-# planted_in_spec FAULT EXPECTED [RANKS]: the same with planted_fault.lua, a spec, run by the command that runs the
+# planted_in_spec FAULT EXPECTED [RANKS]: as `planted`, but runs planted_fault.lua, a spec, with the command for all
 # specs.
 planted_in_spec() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log
@@ -153,8 +153,8 @@ tool_specs() {
                    spec/parallel/fsdp/classic/schedule_spec.lua)
             ;;
         valgrind)
-            # The specs that start no process, except those of kernels/product, whose tests of a billion multiplications
-            # take minutes (--sanitize runs them), and those of folders in which valgrind has nothing to find.
+            # The specs that start no process, without kernels/product, whose tests of a billion multiplications take
+            # minutes (--sanitize runs them), and without folders in which valgrind has nothing to find.
             specs=()
             while IFS= read -r f; do specs+=("$f"); done < <(
                 grep -rLE 'spec\.support\.(ranks|process|pty)|io\.popen|os\.execute' spec --include='*_spec.lua' |
