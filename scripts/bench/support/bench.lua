@@ -136,7 +136,7 @@ function M.over_ranks(jobs, argv, more)
   os.exit(code)
 end
 
---- For benchmarks over ranks: replaces each rank's list of times by those of the slowest rank, run by run. Collective.
+--- For benchmarks over ranks: replaces the time of each run by the time of the slowest rank in that run. Collective.
 ---@param times number[]
 ---@return number[]
 function M.slowest(times)

@@ -76,7 +76,7 @@ os.remove((folder:gsub("%.run$", "")))
 local mesh, own_mesh = dist.init_device_mesh("cpu", { dist.world_size() }), {}
 for _, name in ipairs { "size", "rank", "get_group" } do own_mesh[name] = mesh[name] end
 
--- Functions of ms that are also methods of tensors; their entries are those of the methods.
+-- Functions of ms that are also methods of tensors; only the methods have entries.
 local free, free_names = require "moonshard.tensor.free", {}
 for name in ms.sorted_pairs(free) do free_names[#free_names + 1] = "`" .. name .. "`" end
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Times each kernel of a step of GPT-2 124M with ncu, and appends the mean by kernel to $MOONSHARD_RATES. The model is
---- cut to two layers, because ncu takes milliseconds for each launch; shapes are those of the whole model.
+--- cut to two layers, because ncu takes milliseconds for each launch; shapes stay as in the whole model.
 local process = require "spec.support.process"
 local cjson = require "cjson"
 

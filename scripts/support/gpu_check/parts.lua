@@ -20,8 +20,8 @@ end
 --- The file of predicted times, made on any machine with nvcc.
 function M.predictions() return build() .. "/predictions.json" end
 
---- Returns a function that returns why a part cannot be measured: which of these programs is not installed; or nil if
---- all are. "python3:NAME" is a module of Python.
+--- Returns a function that returns why a part cannot be measured: which of these programs is not installed; nil if all
+--- are installed. "python3:NAME" is a module of Python.
 local function needs(...)
   local names = { ... }
   return function()
