@@ -557,8 +557,8 @@ MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
 // 0 in the unit's forward, between ms_unit_summon and ms_unit_unsummon, and in its root's backward.
 MS_API int ms_unit_is_idle(double unit);
-// Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins. n 0: those that
-// come next: in a forward by the order of the latest complete one; in a backward by the reverse order of its forward.
+// Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins. n 0: the
+// next units: in a forward, in the order of the latest complete forward; in a backward, in the reverse of its forward.
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
 // To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
 // the order of the latest forward, in the background. Collective.

@@ -91,9 +91,9 @@ typedef struct {
     int64_t arrived;               // when the member made the call, in ns of the job's clock; 0: it records no profile
     _Atomic uint64_t commit;       // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
     _Atomic uint64_t round;        // staged moves: the round that the member has reached
-    // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective for whose
-    // events the member will queue no more waits. refused: of the latest one in which it could not map a peer's memory.
-    // failed: of the latest one in which it could not queue its part.
+    // For tensors that stay on a GPU (comm/gpu.c): the number of the latest collective ... left: for whose events the
+    // member will queue no more waits; refused: in which it could not map a peer's memory; failed: in which it could
+    // not queue its part.
     _Atomic uint64_t left, refused, failed;
     uint32_t begin, end;       // the member's events. begin: its tensors are ready; end: it has accessed all tensors
     _Atomic uint64_t reached;  // comm/native.c: number of the latest collective that the member's GPU has reached
@@ -507,7 +507,7 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 // ---- comm/native.c: tensors on GPUs that the transport's library moves ----
 ms_status ms__native_open(const ms_launch *launch);  // called before MPI connects the ranks: fails if there is no GPU
 // ms__native_start makes the communicator of all ranks, ms__native_split the communicator of a new group;
-// ms__native_leave leaves the communicator of a group. All ranks of the communicator must make these calls, which block.
+// ms__native_leave leaves a group's communicator. All ranks of the communicator must make these calls, which block.
 ms_status ms__native_start(ms_group *world);
 ms_status ms__native_split(ms_group *g);
 ms_status ms__native_leave(ms_group *g);

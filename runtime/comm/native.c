@@ -204,7 +204,7 @@ static ms_status room(ms_storage **out, size_t bytes, const ms_coll *c)
     return ms__storage_new(out, device, bytes, ROW(c->op)->name);
 }
 
-// Makes the calls of an all-gather: one all-gather for a piece whose blocks are all full and lie one after the other,
+// Lists the calls of an all-gather: one all-gather for a piece whose blocks are all full and lie one after the other,
 // otherwise a broadcast of each block.
 static ms_status gather_calls(ms_coll *c, ms_native *n)
 {

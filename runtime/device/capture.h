@@ -85,7 +85,7 @@ void ms__capture_no_memory(ms_captured *c);
 void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how);
 // As ms__capture_fixed, for any piece of work w, before the first repetition. Replaces what was stated about w earlier.
 void ms__capture_fixed_at(ms_captured *c, ms_captured_work *w, int device, const ms_fixed *how);
-// For the repeat function of fixed work with numbers: does once, without a graph, what a launch of a graph does.
+// For the repeat function of fixed work with how->bytes > 0: does once, without a graph, what a launch of a graph does.
 ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed *how);
 // Adds a piece of work that does nothing, and returns it. NULL: no memory.
 ms_captured_work *ms__capture_mark(ms_captured *c);

@@ -98,7 +98,7 @@ typedef struct unit_memory {
     int n_pieces;
     struct extension *extensions;  // all-gather extensions (shard/extend.c)
     int n_extensions;
-    ms_storage *post;  // this rank's slice of the whole, between forward and backward
+    ms_storage *post;  // this rank's slice of the whole parameters, between forward and backward
     size_t post_bytes;
     uint64_t post_version;  // versions of the parameters when the slice was made
 } unit_memory;
