@@ -354,7 +354,7 @@ end
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
--- Whether a step is profiled, for the report: one of the first, and those before a validation.
+-- Whether a step is profiled, for the report: the fifth step of this process, and each step that a validation follows.
 local function profiled(step)
   return step == first + 5 or config["eval-every"] > 0 and step % config["eval-every"] == 0
 end

@@ -205,7 +205,7 @@ end
 --- (minimum seconds per run: 2 ms); sync (called before each run), inner (with sync: calls per run, 1); slowest (as
 --- M.slowest, for a benchmark over ranks). Prints a line for each function and returns by name { best, max, median,
 --- runs, flops_per_second, bytes_per_second, median_flops_per_second, median_bytes_per_second }; the rates without
---- `median_` are those of the best time. --quick and --runs take precedence over the options.
+--- `median_` are computed from the best time. --quick and --runs take precedence over the options.
 function Bench:alternate(cases, opts)
   opts = opts or {}
   local runs = self.quick and 3 or self.runs or opts.runs or 20

@@ -145,8 +145,8 @@ MS_FIBER inline void resume(running &r, block_state &b, fiber &f)
 #endif
 }
 
-// Releases the lanes of a warp whose masks' lanes have all arrived. Without the mode `warps`, a mask counts as all
-// unfinished lanes of the warp. Returns whether any lane was released.
+// Releases each lane of a warp for which all lanes of its mask have arrived. Without the mode `warps`, a mask counts as
+// all unfinished lanes of the warp. Returns whether any lane was released.
 inline bool release_warp(block_state &b, int first, int end)
 {
     bool moved = false;

@@ -38,7 +38,7 @@ function ModuleWithDelay:run_backward(loss)
   if not ok then error(e, 0) end
 end
 
---- The init of any of these models, with a ModuleWithDelay around it. Options of `given`: those of the model, and the
+--- The init of any of these models, with a ModuleWithDelay around it. Options of `given`: the model's options, and the
 --- two delays.
 local function init(model, group, fsdp_init_mode, device_init_mode, given)
   local inner, delays = {}, {}
