@@ -172,9 +172,9 @@ bool ms__order_extended(const context *c)
     return false;
 }
 
-// Called when a checkpoint's region that contains u runs again: the backward has reached the latest of u's entries in
-// the order that have no graph yet. That entry gets this use. With MS_PREFETCH_PRE, the region's next unit is
-// prefetched, or after its last one the unit that the backward needs next.
+// Called when a checkpoint's region that contains u runs again. The backward has then reached u's latest entry in the
+// execution order that has no graph yet (`regional`); that entry gets the number `use`. With
+// MS_PREFETCH_PRE, the region's next unit is prefetched, or after its last one the unit that the backward needs next.
 ms_status ms__order_take_place(unit *u, int64_t use)
 {
     context *c = u->context;

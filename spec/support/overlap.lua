@@ -10,7 +10,7 @@ local assert = require "luassert"
 local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }
 
 --- The layers, and the list of their sleep times.
----@param device? string  ("cpu"); on cuda its streams sleep, and the host runs ahead of them
+---@param device? string  (default: "cpu"); on cuda the GPU's stream sleeps, and the host runs ahead of it
 function M.layers(device)
   local LinearWithSleep = require("spec.support.models.linear_with_sleep").LinearWithSleep
   local layers, naps = {}, {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/order/scan.c -- scans along a dimension on the CPU (formulas/scan.h): threads divide the lines, and a line is
-// scanned in order, in double or int64_t, so results are rounded once.
+// scanned in order, in double or int64_t, so a result of a smaller dtype is rounded to it once.
 #include "cpu/cpu.h"
 #include "cpu/order/order.h"
 #include "formulas/math32.h"

@@ -231,7 +231,7 @@ function M.field(name) return fields[name] end
 ---@return string?
 function M.method(name) return methods[name] end
 
---- What to write instead of a field that PyTorch's results have; nil if nothing is known.
+--- What to write instead of a field of a PyTorch result, such as .values of max; nil if nothing is known.
 ---@param name string  the unknown field
 ---@return string?
 function M.result(name) return results[name] end

@@ -74,7 +74,7 @@ end
 ---   device); workers: processes that make batches ahead (0: this process makes them), which are not ranks and cannot
 ---   use ms.dist; prefetch: batches that each worker makes ahead; timeout: seconds after which a worker that made no
 ---   batch is an error (0: never); pin_memory: pins the tensors of a batch (see Tensor:pin_memory), so that the host
----   does not wait for copies to a GPU, also those of option device; pad: where the items do not divide among the ranks,
+---   does not wait for copies to a GPU, also those of option device; pad: where the items do not divide among ranks,
 ---   the last ranks repeat some (default: true); false, for evaluation: each item comes once, and ranks may have
 ---   different numbers of batches
 function DataLoader:init(source, given)

@@ -350,7 +350,7 @@ local function refuse_whole(self, sd)
 end
 
 --- Loads a state dict by copying; with assign, its tensors replace the module's. Everything is checked before anything
---- changes; only names are checked at the end if the model has load_state_dict post hooks, which may edit their lists.
+--- changes, but for one thing: load_state_dict post hooks may edit the lists of names, so these are checked after them.
 --- State dicts of PyTorch count the elements of containers from 0 (their "net.0.weight" is "net.1.weight" here): load
 --- them with count_from = 0. Errors: different shapes; with strict, missing or unknown names.
 ---@param sd table<string, Tensor>  tensors by name

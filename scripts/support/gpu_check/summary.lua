@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The summary of scripts/gpu_check: parts, and rates with predictions, PyTorch's times and the targets beside them.
+--- The summary of scripts/gpu_check: the result of each part of it, and the measured rates beside predictions,
+--- PyTorch's times and targets.
 local cjson = require "cjson"
 local M = {}
 

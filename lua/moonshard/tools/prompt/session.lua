@@ -32,7 +32,7 @@ local PATIENCE = 1.0        -- seconds after an interrupt until ranks that have 
 ---@class Session
 ---@field world integer  number of ranks
 ---@field ranks table<integer, RankOfPrompt>?  nil: the job has ended
----@field keys string?   what was typed while ranks ran a line; nil: the terminal keeps it
+---@field keys string?   keys read while ranks ran a line; nil: nothing reads the terminal then, which keeps the keys
 ---@field over boolean?  true: the prompt cannot continue, because its ranks have ended and it cannot start new ones
 local Session = {}
 Session.__index = Session
