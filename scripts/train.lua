@@ -52,7 +52,7 @@ local OPTIONS = {
   { "quiet", "flag", false, "print only errors" },
 }
 -- Options, and facts about the data, that a checkpoint stores. A resumed run uses these options unless they are given
--- again; those of SHAPE cannot change.
+-- again; the options in SHAPE cannot change.
 local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr",
   "warmup", "min-lr", "weight-decay",
   "beta2", "clip", "seed", "dtype", "lora", "data", "vocab", "train-tokens", "data-fingerprint" }

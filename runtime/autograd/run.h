@@ -18,7 +18,7 @@ typedef struct ms_task {
 } ms_task;
 ms_status ms__run_push(ms_run *run, const ms_task *t);
 ms_run *ms__run_new(void);  // pushes an empty run; NULL with the error set
-// The tensors and other contents of an event; the fields are those of ms_event.
+// The tensors and other contents of an event; the fields are as in ms_event.
 typedef struct {
     ms_event_kind kind;
     double key, unit;

@@ -22,7 +22,7 @@ extern int ms__lent_blocks;
 // Ends the offers of a block that is freed. Returns whether a process still has it mapped.
 bool ms__lent(const ms_block *b);
 
-// Connects to the process that shares the memory. MS_ESTATE if that process no longer does.
+// Connects to the process that shares the memory. MS_ESTATE if that process no longer shares it.
 ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const ms_block *b);
 // Ends the connection, after the memory was unmapped.
 void ms__return(const ms_block *b);

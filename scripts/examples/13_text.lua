@@ -43,7 +43,7 @@ for step in ms.steps(STEPS) do
   end
 end
 
--- Draws characters one by one, each from the distribution that the ones before it give.
+-- Draws characters one by one, each from the model's distribution after the characters before it.
 local out, h, id = {}, nil, ms.tensor({ { number.T } }, { dtype = "int64" })
 ms.no_grad(function()
   for k = 1, 60 do

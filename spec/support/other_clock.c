@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// other_clock.c -- preloaded by specs: gives rank OTHER_CLOCK and those above it a monotonic clock that is 5 s ahead
+// other_clock.c -- preloaded by specs: gives rank OTHER_CLOCK and all higher ranks a monotonic clock that is 5 s ahead
 // and 1000 ppm fast, a worse case than the clock of another node.
 #define _GNU_SOURCE
 #include <stdlib.h>

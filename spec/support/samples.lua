@@ -65,7 +65,7 @@ end
 
 -- ---- values -------------------------------------------------------------------------------------
 
--- Park and Miller's generator: the same values in every run, and independent of the engine's.
+-- Park and Miller's generator: the same values in every run, and independent of the engine's generator.
 local seed = 1
 local function uniform()
   seed = seed * 16807 % 2147483647

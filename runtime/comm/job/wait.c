@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/job/wait.c -- waiting for the members of a collective, and reports of those that do not arrive.
+// comm/job/wait.c -- waiting for the members of a collective, and reports of members that do not arrive.
 //
 // A wait polls flags. It yields first, and sleeps after 50 us (20 ms while a collective moves data between nodes).
 // Every few milliseconds it checks whether the wait can still succeed: a peer may have published an error, left or

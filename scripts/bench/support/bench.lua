@@ -77,7 +77,7 @@ function M.copy_rate(bytes, opts)
   return 2 * bytes / s.best, 2 * bytes / s.median
 end
 
---- Parses the options of a benchmark: quick, check, runs, and those of `more` (names with their defaults). --help
+--- Parses the options of a benchmark: quick, check, runs, and the options in `more` (names with their defaults). --help
 --- prints the head of the script and exits.
 ---@param argv table  the script's arguments
 ---@param more? table<string, string>

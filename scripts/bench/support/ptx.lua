@@ -4,11 +4,11 @@
 --- The second number is an estimate. A GPU issues a thread's instructions in order; a load does not stop the thread,
 --- the first instruction that needs its result does. Within a basic block ptxas moves loads upwards, but not before
 --- what their address needs, and not before a store, an atomic or a barrier (except .nc loads). So every instruction
---- has a level: the number of waits before it can be issued. The loads of one level are in flight together; those of
---- the last level stay in flight into the next block. The estimate of a kernel is the largest sum over the blocks of
---- its loops that load from global memory, or over all blocks where no loop does. Where blocks meet, the predecessor
---- with more in flight counts, and a loop is analysed twice, so that loads for its next iteration count. Caches, and
---- what ptxas moves between blocks, are left out.
+--- has a level: the number of waits before it can be issued. The loads of one level are in flight together; the
+--- loads of the last level stay in flight into the next block. The estimate of a kernel is the largest sum over the
+--- blocks of its loops that load from global memory, or over all blocks where no loop does. Where blocks meet, the
+--- predecessor with more in flight counts, and a loop is analysed twice, so that loads for its next iteration count.
+--- Caches, and what ptxas moves between blocks, are left out.
 local M = {}
 
 local BYTES = { b8 = 1, u8 = 1, s8 = 1, b16 = 2, u16 = 2, s16 = 2, f16 = 2, bf16 = 2, b32 = 4, u32 = 4, s32 = 4,

@@ -93,7 +93,7 @@ local function run_chunk(chunk, env)
   return nil, "error: " .. tostring(message):gsub("^[^\n]-:%d+: ", "")
 end
 
--- Whether results are not compared: on ranks other than the first, which may have different ones.
+-- Whether results are not compared: on ranks other than the first, which may have other results.
 local blind = false
 
 --- Runs an example. Returns what is wrong with it, or nil.

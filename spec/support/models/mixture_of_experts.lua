@@ -11,7 +11,7 @@ ffi.cdef "int usleep(unsigned);"
 
 local MixtureOfExperts = nested.NestedWrappedModule:extend("MixtureOfExperts")
 
---- Fields of o besides those of NestedWrappedModule: delay_before_free_ms.
+--- Fields of o besides NestedWrappedModule's fields: delay_before_free_ms.
 function MixtureOfExperts:init(o)
   common.begin(self, o)
   self.group, self.wrapped, self.delay_before_free_ms = o.group, o.wrap_fsdp, o.delay_before_free_ms or 0

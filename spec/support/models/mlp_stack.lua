@@ -7,7 +7,7 @@ local MLP = require "spec.support.models.mlp".MLP
 
 local MLPStack = nn.Sequential:extend("MLPStack")
 
---- Options of `given`: those of MLP, and with_seq_parallel, which appends a LayerNorm without bias.
+--- Options of `given`: MLP's options, and with_seq_parallel, which appends a LayerNorm without bias.
 function MLPStack:init(dim, given)
   local o = given or {}
   local function mlp(multiplier)

@@ -3,8 +3,8 @@
 # detect first, and their reports. scripts/test sources this file, and sets $tool and $build. tool_start sets $watch,
 # the words before a command that runs under the tool.
 #
-# Reports go to separate files, $reports/*, so those of all processes that the specs start are found, at any depth, even
-# where a spec expects the process to fail.
+# Reports go to separate files, $reports/*, so reports of all processes that the specs start are found, at any depth,
+# even where a spec expects the process to fail.
 here=$PWD/spec/support/sanitizers
 reports=
 

@@ -13,7 +13,7 @@
 
 // ---- counters ----
 
-// Calls come from several threads, among them those that run collectives.
+// Calls come from several threads, such as the threads that run collectives.
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static void unlock(int *held) { (void)held, pthread_mutex_unlock(&lock); }
 #define HOLD                                             \
