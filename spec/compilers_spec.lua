@@ -28,8 +28,8 @@ describe("clang", function()
       status, text = sh(("ninja -C %s -t compdb"):format(build))
       assert.are.equal(0, status, text)
 
-      -- The files of each set of options, and the lists of these. One process parses many files, which `clang -cc1` does
-      -- and the driver does not: starting a process for each takes as long as parsing them.
+      -- The files of each set of options, and the sets in order. One process parses many files, which `clang -cc1` can
+      -- do and the driver cannot: to start a process for each takes as long as to parse them.
       local options, files, count = {}, {}, 0
       for _, c in ipairs(json.decode(text:match "%[\n.*$")) do
         local before = c.command:match "(%S*clang.*) %-o %S+ %-c "
