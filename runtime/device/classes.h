@@ -16,7 +16,7 @@ typedef struct {
     size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: other memory is the rest of `allocated`
 } ms_usage;
 
-// Free blocks of a captured step. Those of GPUs are in one list, `there`; `bytes` of each block is then the size for
+// Free blocks of a captured step. Blocks on GPUs are in one list, `there`; `bytes` of such a block is the size for
 // which it was last used.
 struct ms_pins {
     ms_block *free[MS_CLASSES], *there;

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Child processes for specs: starts them with output files of their own, observes and ends them. io.popen gives only
---- one pipe, no exit by signal and no time-out; this uses posix_spawn and waitpid through the FFI.
+--- one pipe, no exit by signal and no time-out; this file uses posix_spawn and waitpid through the FFI.
 local ffi = require "ffi"
 
 ffi.cdef [[
@@ -43,7 +43,7 @@ function process.crash_env(env)
 end
 
 --- Environment (with `changes`) of an mpirun that a spec starts: it may run as root, and start more ranks than there
---- are cores; ranks are not bound to cores. mpirun reads these settings; those that ranks read are set by the engine.
+--- are cores; ranks are not bound to cores. mpirun reads these settings; the engine sets the settings that ranks read.
 ---@param changes? table<string, string|false>
 ---@return table<string, string|false>
 function process.mpirun_env(changes)

@@ -12,8 +12,8 @@ local function load()
 end
 M.load = load
 
---- Shards the units of a model, then the model. def: a file of spec/support/models that has `units`. options: those of
---- every fully_shard, or a function of the module that returns them.
+--- Shards the units of a model, then the model. def: a file of spec/support/models that has `units`. options: the
+--- options of every fully_shard, or a function of the module that returns them.
 function M.shard(def, model, options)
   local _, fsdp = load()
   local function of(m) return type(options) == "function" and options(m) or options end

@@ -7,7 +7,7 @@
 ---   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 250 TF/s for kernels with mma.sync (assumed: a
 ---   quarter of the peak, as FlashAttention-2's backward on an H100), 60 TF/s for float32, 67 TF/s for float64,
 --- plus 0.6 us for each wait for memory, where one wait depends on the one before (at least one a launch). Bytes in
---- flight are those of the static table for the dtype class in which the launch touches most bytes; a grid that does
+--- flight come from the static table, for the dtype class in which the launch touches most bytes; a grid that does
 --- not fill the GPU has fewer. 20 KB at 4.3 TB/s over 132 SMs correspond to a latency of 0.6 us, so the first term
 --- also covers the waits of a loop in which few threads read many parts one after the other.
 local kernels = require "kernel_table"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The contents of the pages of the reference. A section describes public names of one table or class of the loaded
---- library: those of a list, in this order, or all that no earlier section has listed.
+--- library: the names in a list, in its order, or all names that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
   "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loads each

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Common parts of the models in this folder, most of which are those of PyTorch's FSDP test suites. Their classes have
+--- Common parts of the models in this folder, most of which come from PyTorch's FSDP test suites. Their classes have
 ---   model:get_input(device) -> array of tensors: equal at every call, different on every rank (except in
 ---     TransformerWithSharedParams)
 ---   model:get_loss(input, output), model:run_backward(loss)
