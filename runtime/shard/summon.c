@@ -134,7 +134,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     } else if (!u->state.was_whole || discards) {  // reshard on all ranks, even if only one rank changed values
         ms__unit_shard(u);
     } else {
-        ms__unit_show(u, !u->state.was_concealed);  // views of the wholes or of the pieces, as before the summon
+        ms__unit_show(u, !u->state.was_concealed);  // views of whole parameters or of pieces, as before
         u->state.concealed = u->state.was_concealed;
     }
     return st;

@@ -241,7 +241,7 @@ function Bench:alternate(cases, opts)
   return results
 end
 
---- Measures one function; opts: those of alternate, and flops, bytes.
+--- Measures one function; opts: as for alternate, and flops, bytes.
 function Bench:measure(name, fn, opts)
   opts = opts or {}
   return self:alternate({ { name, fn, flops = opts.flops, bytes = opts.bytes } }, opts)[name]

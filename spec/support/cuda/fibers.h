@@ -30,7 +30,7 @@ struct fiber {
     char *stack = nullptr;
     bool finished = false;
     int waits = 0;                     // 0: runs, 1: waits at the block's barrier, 2: at its warp's barrier
-    unsigned mask = 0, met = 0;        // the lanes that it waits for at its warp's barrier; those that arrived
+    unsigned mask = 0, met = 0;        // mask: lanes that it waits for at its warp's barrier; met: lanes that arrived
     int source = 0;                    // in a shuffle: the lane from which it reads
     uint64_t given = 0, received = 0;  // in a shuffle: the lane's value, and the value it reads
     int exchanges = 0;                 // number of products and loads of fragments so far (tensor.h)

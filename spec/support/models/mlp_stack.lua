@@ -18,7 +18,7 @@ function MLPStack:init(dim, given)
   if o.with_seq_parallel then self:append(nn.LayerNorm(dim, { bias = false, dtype = o.dtype, device = o.device })) end
 end
 
---- Every MLP and the stack become units. options: those of fully_shard.
+--- Every MLP and the stack become units. options: for fully_shard.
 function MLPStack:parallelize(options)
   for k = 1, 3 do ms.fsdp.fully_shard(self[k], options) end
   return ms.fsdp.fully_shard(self, options)

@@ -68,6 +68,6 @@ end
 return {
   Bias = Bias, BlockA = BlockA, BlockB = BlockB, NestedModel = NestedModel,
   init = common.init_of(function() return NestedModel() end, units),
-  --- Units inside model, which itself is not a unit. options: those of fsdp.FSDP.
+  --- Units inside model, which itself is not a unit. options: for fsdp.FSDP.
   wrap = wrap_with(units), wrap_alt = wrap_with(alt_units),
 }

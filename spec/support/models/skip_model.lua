@@ -42,7 +42,7 @@ function SkipModel:run_backward(loss)
   for _, p in ipairs(self.linear_skip:parameters()) do dist.all_reduce(p.grad, { op = "avg" }) end
 end
 
---- A SkipModel in FSDP whose linear_skip belongs to no unit. options: those of fsdp.FSDP.
+--- A SkipModel in FSDP whose linear_skip belongs to no unit. options: for fsdp.FSDP.
 local function wrapped(double_nest, options)
   local FSDP, wrap = ms.fsdp.FSDP, ms.fsdp.wrap
   local inner = { wrapper_cls = FSDP }
