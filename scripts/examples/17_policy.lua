@@ -6,8 +6,8 @@ package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, he
 local ms = require "moonshard"
 local nn, optim, Categorical = ms.nn, ms.optim, ms.distributions.Categorical
 
--- N carts at once: position, speed, angle and angular speed in columns; actions are 0 (push left) and 1 (right). Returns
--- the next states and which poles are still up.
+-- N carts at once: position, speed, angle and angular speed in columns; actions are 0 (push left) and 1 (right).
+-- Returns the next states and which poles are still up.
 local function push(s, actions)
   local x, v, a, w = s:select(2, 1), s:select(2, 2), s:select(2, 3), s:select(2, 4)
   local force = actions:float() * 20 - 10

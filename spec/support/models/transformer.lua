@@ -109,7 +109,7 @@ return {
     return Transformer(args)
   end, function(m) return { unpack(m.layers) } end),
   ModelArgs = ModelArgs, Attention = Attention, Block = Block, Transformer = Transformer,
-  --- Makes a unit of every block, and one of all other parameters. options: those of fully_shard.
+  --- Makes a unit of every block, and one of all other parameters. options: for fully_shard.
   fully_shard = function(model, options)
     for _, layer in ipairs(model.layers) do ms.fsdp.fully_shard(layer, options) end
     return ms.fsdp.fully_shard(model, options)
