@@ -24,7 +24,7 @@ local EPOCHS = 12
 for epoch = 1, EPOCHS do
   local mean = metrics.Mean()
   for images in loader:epoch() do
-    local loss = vae:loss(images:flatten(2), { beta = math.min(1, epoch / 6) })     -- the weight of the divergence grows
+    local loss = vae:loss(images:flatten(2), { beta = math.min(1, epoch / 6) })    -- the weight of the divergence grows
     loss:backward()
     optimizer:step()
     optimizer:zero_grad()
