@@ -7,8 +7,12 @@ local kinds = require "spec.support.state_kinds"
 
 for world = 1, 4 do
   ranks.describe(world, ("state on %d ranks"):format(world), function()
+    local differs = {}
     for k, from in ipairs(kinds.kinds(world)) do
       for _, kind in ipairs { "full", "sharded" } do
+        -- Full state dicts hold whole tensors in every wrapping, and 1 or 2 ranks cut tensors at fewer places than 3
+        -- or 4. In these cases each state is loaded into a third of the wrappings, each of which gets a third of them.
+        local sparse = kind == "full" or world < 3
         it(("is loaded into other wrappings, %s: %s"):format(kind, from[1]), function()
           local ms = require "moonshard"
           local model, optim = kinds.make(from, 1)
@@ -19,10 +23,13 @@ for world = 1, 4 do
             ms.fsdp.optim_state_dict(model, optim, { type = kind })
           local last
           for j, to in ipairs(kinds.kinds(world)) do
-            if (k + j) % 3 == 0 and kind == "full" then goto continue end
+            if sparse and (k + j) % 3 ~= 0 then goto continue end
             local other, other_optim = kinds.make(to, 2)
             kinds.train(other, other_optim, 5, 5)
-            assert.are_not.equal(want, kinds.contents(other, other_optim))
+            if not differs[j] then                      -- the same model in every test
+              assert.are_not.equal(want, kinds.contents(other, other_optim))
+              differs[j] = true
+            end
             local missing, unexpected = ms.fsdp.load_state_dict(other, sd)
             assert.same({ {}, {} }, { missing, unexpected })
             ms.fsdp.load_optim_state_dict(other, other_optim, osd)
@@ -54,10 +61,10 @@ for world = 1, 4 do
 end
 
 -- One job saves the model in every way possible with its number of ranks, twice: by fsdp.save, and full state dicts by
--- ms.save; other jobs load them.
+-- ms.save. Another job loads what those of other numbers of ranks have saved, and prints each number that it has read.
 local JOB = [[
   local ms, kinds, process = require "moonshard", require "spec.support.state_kinds", require "spec.support.process"
-  local what, folder, from = os.getenv "RESHARD_DOES", os.getenv "RESHARD_FOLDER", tonumber(os.getenv "RESHARD_FROM")
+  local what, folder = os.getenv "RESHARD_DOES", os.getenv "RESHARD_FOLDER"
   local rank, world = ms.dist.rank(), ms.dist.world_size()
 
   local function full_file(model, optim)
@@ -100,7 +107,7 @@ local JOB = [[
     end
     return
   end
-  for k, saved in ipairs(kinds.kinds(from)) do
+  local function read(from, k, saved)
     local path = ("%s/%d-%d"):format(folder, from, k)
     local want = process.read(path .. ".txt")
     -- Each saved way is loaded in three ways; over all pairs of jobs, most pairs of ways occur.
@@ -118,28 +125,40 @@ local JOB = [[
       kinds.train(model, optim, 3, 3)
     end
   end
+  for from = 1, 4 do
+    if from ~= world then
+      for k, saved in ipairs(kinds.kinds(from)) do read(from, k, saved) end
+      ms.dist.barrier()
+      if rank == 0 then print("read " .. from) end
+    end
+  end
 ]]
 
 describe("state of every way to shard", function()
   local folder
+  local loaded = {}                                     -- the jobs that load, by number of ranks
 
-  local function run(world, what, from)
-    local r = ranks.run(world, JOB, { env = { RESHARD_DOES = what, RESHARD_FOLDER = folder,
-      RESHARD_FROM = tostring(from or 0) } })
-    assert.equal(0, r.code, r.stderr)
+  local function run(world, what)
+    return ranks.run(world, JOB, { env = { RESHARD_DOES = what, RESHARD_FOLDER = folder } })
   end
 
   setup(function()
     folder = process.temp_folder()
-    for world = 1, 4 do run(world, "save") end
+    for world = 1, 4 do
+      local r = run(world, "save")
+      assert.equal(0, r.code, r.stderr)
+    end
   end)
   teardown(function() process.remove_folder(folder) end)
 
-  for from = 1, 4 do
-    for to = 1, 4 do
+  for to = 1, 4 do
+    for from = 1, 4 do
       if from ~= to then
-        it(("of %d ranks is read by %d, in any other way, to the bit"):format(from, to),
-          function() run(to, "load", from) end)
+        it(("of %d ranks is read by %d, in any other way, to the bit"):format(from, to), function()
+          loaded[to] = loaded[to] or run(to, "load")
+          assert.is_truthy(loaded[to].stdout:find(("read %d\n"):format(from), 1, true), loaded[to].stderr)
+          if from == (to == 4 and 3 or 4) then assert.equal(0, loaded[to].code, loaded[to].stderr) end
+        end)
       end
     end
   end
