@@ -34,9 +34,9 @@ end
 local function input(r) return load().ones(2, 6, { requires_grad = true }) * (r + 1) end
 
 for _, world in ipairs { 2, 3, 4 } do
-  ranks.describe(world, ("frozen parameters over %d ranks"):format(world), function(rank)
+  ranks.describe(world, ("fully_shard over %d ranks:"):format(world), function(rank)
     for _, reshard in ipairs { true, false } do
-      it(("are not reduced: only biases are sent, reshard_after_forward = %s"):format(tostring(reshard)), function()
+      it(("frozen parameters are not reduced: only biases are sent, reshard_after_forward = %s"):format(tostring(reshard)), function()
         local ms = load()
         local function freeze(m)
           for name, p in m:named_parameters() do p.requires_grad = name:find "bias" ~= nil end
@@ -52,7 +52,7 @@ for _, world in ipairs { 2, 3, 4 } do
       end)
     end
 
-    it("may change from step to step", function()
+    it("frozen parameters may change from step to step", function()
       local ms = load()
       local model = chain(3, {})
       for step = 1, 4 do
@@ -67,10 +67,8 @@ for _, world in ipairs { 2, 3, 4 } do
         model:zero_grad()
       end
     end)
-  end)
 
-  ranks.describe(world, ("set_requires_gradient_sync over %d ranks"):format(world), function(rank)
-    it("with recurse = false is for one unit alone", function()
+    it("set_requires_gradient_sync with recurse = false is for one unit alone", function()
       local ms = load()
       local want, model = chain(3), chain(3, {})
       local function backward()
@@ -97,14 +95,12 @@ for _, world in ipairs { 2, 3, 4 } do
       assert.equal(3, backward())
       ms.fsdp.check_sharded_parity(want, model)
     end)
-  end)
 
-  -- As in PyTorch, unreduced gradients are not in any parameter's grad.
-  for _, by in ipairs { "module", "optimizer" } do
-    for _, to_none in ipairs { true, false } do
-      ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world,
-        tostring(to_none)), function(rank)
-        it("clears reduced gradients, not those that a later backward reduces", function()
+    -- As in PyTorch, unreduced gradients are not in any parameter's grad.
+    for _, by in ipairs { "module", "optimizer" } do
+      for _, to_none in ipairs { true, false } do
+        it(("zero_grad of the %s, set_to_none = %s, clears reduced gradients, not those that a later backward reduces")
+          :format(by, tostring(to_none)), function()
           local ms = load()
           local want, model = chain(3), chain(3, {})
           local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
@@ -123,12 +119,10 @@ for _, world in ipairs { 2, 3, 4 } do
           end
           ms.fsdp.check_sharded_parity(want, model)
         end)
-      end)
+      end
     end
-  end
 
-  ranks.describe(world, ("outputs over %d ranks"):format(world), function(rank)
-    it("that the loss does not use leave their parameters without gradients", function()
+    it("outputs that the loss does not use leave their parameters without gradients", function()
       local ms = load()
       local Two = ms.nn.Module:extend "Two"
       function Two:init() self.a, self.b, self.c = ms.nn.Linear(6, 6), ms.nn.Linear(6, 6), ms.nn.Linear(6, 6) end
@@ -157,11 +151,9 @@ for _, world in ipairs { 2, 3, 4 } do
         end
       end
     end)
-  end)
 
-  ranks.describe(world, ("a 1F1B pipeline over %d ranks"):format(world), function(rank)
     for _, upfront in ipairs { false, true } do
-      it(("reduces at its last backward only%s"):format(upfront and ", gathered up front" or ""), function()
+      it(("a 1F1B pipeline reduces at its last backward only%s"):format(upfront and ", gathered up front" or ""), function()
         local ms = load()
         local want = chain(3)
         for k = 1, 4 do
@@ -202,10 +194,8 @@ for _, world in ipairs { 2, 3, 4 } do
         for _, p in ipairs(model:parameters()) do assert.has_error(function() return p + 1 end) end
       end)
     end
-  end)
 
-  ranks.describe(world, ("an optimizer inside backward over %d ranks"):format(world), function(rank)
-    it("steps as one after it does, to the bit", function()
+    it("an optimizer inside backward steps as one after it does, to the bit", function()
       local ms = load()
       local after, inside = chain(3, {}), chain(3, {})
       local optim = ms.optim.AdamW(after:parameters(), { lr = 0.01 })
