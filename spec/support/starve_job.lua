@@ -67,6 +67,9 @@ local function fresh(k)
 end
 
 if mode == "fork" then
+  -- Loads the modules of the scenarios here, once. Compiling would take longer than the few steps of a run do.
+  local _ = { ms.nn.utils.clip_grad_norm_, ms.nn.init.normal_, ms.nn.F.dropout, ms.fsdp.save, ms.optim.AdamW }
+  jit.off()
   local status = ffi.new "int[1]"
   local n, last = which, false
   local want
