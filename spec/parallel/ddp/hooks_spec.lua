@@ -379,11 +379,10 @@ for _, world in ipairs { 3, 4 } do
           return list
         end
         local want = train {}
-        for _, bad in ipairs { 0, world - 1 } do
-          for at = 2, 5 do
-            local got = train({ [at] = true }, bad)
-            for k = 1, #want do assert.is_true(want[k]:equal(got[k]), ("failed at %d, result %d"):format(at, k)) end
-          end
+        for at = 2, 5 do
+          -- The first or the last rank; on 3 ranks at the steps at which it is the other one on 4.
+          local got = train({ [at] = true }, (at + world) % 2 == 0 and 0 or world - 1)
+          for k = 1, #want do assert.is_true(want[k]:equal(got[k]), ("failed at %d, result %d"):format(at, k)) end
         end
       end)
     end
