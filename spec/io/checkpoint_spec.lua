@@ -238,19 +238,21 @@ describe("a sharded checkpoint", function()
   end)
   teardown(function() process.remove_folder(work) end)
 
+  local saved = {}                        -- the contents of a checkpoint, by number of ranks
   for _, pair in ipairs { { 4, 1 }, { 4, 3 }, { 1, 4 }, { 3, 2 } } do
     it(("of %d ranks is read by %d, to the bit"):format(pair[1], pair[2]), function()
-      local texts = {}
-      for k, what in ipairs { "save", "load" } do
-        local out = ("%s/%d-%d-%s"):format(work, pair[1], pair[2], what)
-        local r = ranks.run(pair[k], JOB, { env = { CHECKPOINT_DOES = what, CHECKPOINT_PATH = work .. "/of" .. pair[1],
+      local from, to = pair[1], pair[2]
+      local function contents_after(world, what)
+        local out = ("%s/%d-%d-%s"):format(work, from, to, what)
+        local r = ranks.run(world, JOB, { env = { CHECKPOINT_DOES = what, CHECKPOINT_PATH = work .. "/of" .. from,
           CHECKPOINT_OUT = out } })
         assert.equal(0, r.code, r.stderr)
-        texts[k] = process.read(out)
+        return process.read(out)
       end
-      assert.is_true(#texts[1] > 1000)
+      saved[from] = saved[from] or contents_after(from, "save")
+      assert.is_true(#saved[from] > 1000)
       -- Losses are summed over ranks in different orders; the saved state is equal.
-      assert.equal(texts[1], texts[2])
+      assert.equal(saved[from], contents_after(to, "load"))
     end)
   end
 
@@ -429,7 +431,9 @@ describe("a sharded checkpoint", function()
       return saver:commit(), process.read(path)
     end
     local ffi = require "ffi"
+    local known = {}                       -- most blocks are equal
     local function xxh64(text)             -- implemented from the specification
+      if known[text] then return known[text] end
       local P1, P2, P3, P4, P5 = 0x9E3779B185EBCA87ULL, 0xC2B2AE3D27D4EB4FULL, 0x165667B19E3779F9ULL,
         0x85EBCA77C2B2AE63ULL, 0x27D4EB2F165667C5ULL
       local function rotl(x, r) return bit.bor(bit.lshift(x, r), bit.rshift(x, 64 - r)) end
@@ -455,7 +459,8 @@ describe("a sharded checkpoint", function()
       end
       h = bit.bxor(h, bit.rshift(h, 33)) * P2
       h = bit.bxor(h, bit.rshift(h, 29)) * P3
-      return bit.tohex(bit.bxor(h, bit.rshift(h, 32)), 16)
+      known[text] = bit.tohex(bit.bxor(h, bit.rshift(h, 32)), 16)
+      return known[text]
     end
     for _, bytes in ipairs { 0, 1, 5, 40, 1000, 5 * 2 ^ 20 + 3, 17 * 2 ^ 20 } do
       local sum, text = file_of(bytes)

@@ -58,7 +58,7 @@ describe("a save that is disturbed", function()
       local path = ("%s/failed-%s"):format(work, kind)
       save_once.save(kind, path, OLD)()
       local failed, committed = 0, false
-      for _, point in ipairs(points_of(kind, path, 4)) do
+      for _, point in ipairs(points_of(kind, path, 8)) do
         local value, code, out, what = saves.disturb(kind, path, point, "error=EIO", 1)
         assert.is_truthy(value, what)
         if code == 0 then
