@@ -3,7 +3,11 @@
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 
-for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, "2" } } do
+-- 3 ranks of a node, and nodes of one rank each, take ways that the layouts before them have, too: scripts/test --long.
+local layouts = { { 2 }, { 4 }, { 3, "0,1,0" }, { 4, "2" }, { 3 }, { 2, "2" } }
+
+for number, layout in ipairs(layouts) do
+  if number > 4 and not os.getenv "MOONSHARD_LONG" then break end
   local world, nodes = layout[1], layout[2]
   ranks.describe(world, "after an error that fails different calls on the ranks" .. (nodes and ", between nodes" or ""),
     { env = { MOONSHARD_COMM_NODES = nodes } }, function()
