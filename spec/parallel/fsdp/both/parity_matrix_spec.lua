@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- FSDP trains as DDP and one process do: every model of spec/support/models, every strategy and dtype, with and
 --- without offload and use_orig_params, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. All
---- combinations are tested, except frozen and trained parameters in one flat parameter (`pieces_only`).
+--- combinations are tested (see `all`), except frozen and trained parameters in one flat parameter (`pieces_only`).
 local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end
@@ -35,6 +35,23 @@ local MODELS = {
   { "linear_mixed_precision" },
 }
 
+-- On 3 ranks, by which few sizes can be divided, every combination runs, and on 4 those of hybrid_shard. Elsewhere each
+-- model, strategy and dtype has one of its combinations of offload and use_orig_params, in turn, so that each of these
+-- meets each model, each strategy and each dtype: another number of ranks changes the sizes of shards and the number of
+-- empty pieces, of which 3 ranks have both kinds. MOONSHARD_LONG=1 (scripts/test --long) runs all on every number of
+-- ranks; so do the specs that run this one on a GPU.
+local all = os.getenv "MOONSHARD_LONG" or os.getenv "MOONSHARD_SPEC_DEVICE"
+
+local function options_of(model, world, strategy, turn)
+  local list = {}
+  for _, offload in ipairs { false, true } do
+    if not model.pieces_only then list[#list + 1] = { offload, false } end
+    list[#list + 1] = { offload, true }
+  end
+  if all or world == 3 or strategy == "hybrid_shard" then return list end
+  return { list[turn % #list + 1] }
+end
+
 for world = 2, 4 do
   local strategies = { "full_shard", "shard_grad_op", "no_shard", world == 4 and "hybrid_shard" or nil, world == 4
     and "hybrid_shard_zero2" or nil }
@@ -46,22 +63,21 @@ for world = 2, 4 do
         mesh = require("moonshard").dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
       end
     end)
-    for _, model in ipairs(MODELS) do
-      for _, strategy in ipairs(strategies) do
-        for _, dtype in ipairs { "float32", "float16", "bfloat16" } do
-          for _, offload in ipairs { false, true } do
-            for _, pieces in ipairs(model.pieces_only and { true } or { false, true }) do
-              it(("%s trains as DDP and one process do: %s, %s, offload = %s, use_orig_params = %s"):format(model.title or model[1], strategy,
-                dtype, tostring(offload), tostring(pieces)), function()
-                require("spec.support.parity").check(zoo(model[1]), {
-                  strategy = strategy, dtype = dtype, cpu_offload = offload, use_orig_params = pieces,
-                  device_mesh = strategy:find "^hybrid" and mesh,
-                  reference = model.reference, one_process = model.one_process or true, save_model = model.save_model,
-                  given = model.given,
-                  loss_dtype = model.loss_dtype, unmanaged = model.unmanaged, kinks = model.kinks,
-                })
-              end)
-            end
+    for m, model in ipairs(MODELS) do
+      for s, strategy in ipairs(strategies) do
+        for d, dtype in ipairs { "float32", "float16", "bfloat16" } do
+          for _, options in ipairs(options_of(model, world, strategy, m + s + d + world)) do
+            local offload, pieces = options[1], options[2]
+            it(("%s trains as DDP and one process do: %s, %s, offload = %s, use_orig_params = %s"):format(model.title
+              or model[1], strategy, dtype, tostring(offload), tostring(pieces)), function()
+              require("spec.support.parity").check(zoo(model[1]), {
+                strategy = strategy, dtype = dtype, cpu_offload = offload, use_orig_params = pieces,
+                device_mesh = strategy:find "^hybrid" and mesh,
+                reference = model.reference, one_process = model.one_process or true, save_model = model.save_model,
+                given = model.given,
+                loss_dtype = model.loss_dtype, unmanaged = model.unmanaged, kinks = model.kinks,
+              })
+            end)
           end
         end
       end
