@@ -85,7 +85,8 @@ local SCRIPT = [[
   for _ = 1, %d do call() end
   ms.cuda.synchronize()
   dist.barrier()
-  require "moonshard.core.ffi".lib.ms_dist_set_timeout(%g)
+  local seconds = %g
+  require "moonshard.core.ffi".lib.ms_dist_set_timeout(seconds)
   if rank == 1 then table.open().pause(tonumber(ms.cuda.current_device()), 0, 1e6) end
   local begun = ms.time()
   local ok, why = pcall(call)

@@ -27,7 +27,8 @@ local SCRIPT = ([[
   end
   step(function() dist.init { backend = "nccl", timeout = %d } end)
   if os.getenv "MOONSHARD_NCCL_STANDIN":find "^hang" then
-    require "moonshard.core.ffi".lib.ms_dist_set_timeout(%g)
+    local seconds = %g
+    require "moonshard.core.ffi".lib.ms_dist_set_timeout(seconds)
   end
   local world, group = dist.world_size(), nil
   local function cuda(n) return ms.ones(n, { device = "cuda" }) end
