@@ -367,8 +367,8 @@ __global__ void unscale_until_kernel(ms_norm_job j, const ms_norm_part *list, co
 #undef RUN
 }
 
-// The arrays in a job's memory on the device: a sum per owner, the sums of the pieces, the list of parts, the pieces'
-// owners.
+// The arrays in a job's memory on the device (ms_norm_job): the sums, one for each value of ms_norm_part.owner; each
+// block's part of a sum (pieces); the list of gradients; the owner of each block's gradient.
 struct norm_room {
     double *sums, *pieces;
     const ms_norm_part *list;
@@ -383,12 +383,12 @@ struct norm_room {
     }
 };
 
-// Divides the gradients into pieces, allocates the job's memory and copies the list there.
+// Divides the gradients into blocks of `piece` elements, allocates the job's memory and copies the list there.
 static ms_status begin_norms(int index, ms_norm_job *j, ms_norm_part *list)
 {
     int64_t numel = 0;
     for (int k = 0; k < j->n; k++) numel += list[k].numel;
-    // At most 8192 pieces and one more per tensor, so that each of the threads that add them up has few.
+    // At most 8192 blocks and one more per tensor, so that each of the threads that add them up has few.
     j->piece = up(up(numel, 8192), PIECE) * PIECE;
     j->blocks = 0;
     for (int k = 0; k < j->n; k++) {

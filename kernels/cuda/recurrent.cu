@@ -210,8 +210,8 @@ static job job_of(const ms_call *c, ms_recurrent_kind kind, const ms_tensor *lik
 
 template <class S> static int sums_type() { return std::is_same_v<S, double> ? MS_F64 : MS_F32; }
 
-// An operand of multiply, which computes to [m, n] = a [m, k] b [k, n]: element (i, j) is at i * rs + j * cs. sizes: m,
-// n, k.
+// An operand of multiply, which stores the product of a [m, k] and b [k, n] in `to` [m, n]: element (i, j) is at
+// i * rs + j * cs. sizes: m, n, k.
 struct matrix {
     const void *data;
     int64_t rs, cs;

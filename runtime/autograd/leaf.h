@@ -5,7 +5,7 @@
 
 #include "autograd/graph.h"
 
-bool ms__exclusive(const ms_tensor *t);  // whether t covers all of its storage and no other tensor shares it
+bool ms__exclusive(const ms_tensor *t);  // whether nothing else needs t's elements, so that it may be overwritten
 // *total += g, in place if *total is exclusive. Takes ownership of g.
 ms_status ms__accumulate(ms_tensor **total, ms_tensor *g);
 

@@ -124,7 +124,7 @@ typedef struct {
     int turns, known;
     bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind (is_behind)
     bool apart;          // some members are at different places in the script (are_apart)
-    // refused: some member's call failed its argument checks or has no place; same: all requests are equal
+    // refused: some member's call failed its argument checks, or its place is unknown; same: all requests are equal
     bool refused, same;
     ms_resumption furthest;  // the place in the script of the member `ahead`
 } places;

@@ -154,8 +154,8 @@ static void forward_left(unit *u)
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;
-    // The root stays gathered if a backward follows. Otherwise (in validation) it is resharded: its gathered parameters
-    // would be stale after the next optimizer step.
+    // reshard_after_forward is 1: always. Otherwise, the root by rule, and units that stay whole for the backward, are
+    // resharded if no backward follows (in validation): whole parameters would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
     // If reshard_after_forward is a group size, the ranks of post_group keep slices for the backward.

@@ -527,8 +527,8 @@ for _, world in ipairs { 2, 3 } do
             for _, name in ipairs { "unscale_", "step" } do
               assert.truthy(failure(scalers[2][name], scalers[2],
                 optimizers[2]):find("^unscale_: the gradients of parameter '[%w_]+' have not been reduced "
-                .. "and would stay scaled; run a backward that reduces them first: outside of no_sync, with gradient sync and all%-reduce, "
-                .. "as the last backward$"), step)
+                .. "and would stay scaled; run a backward that reduces them first: outside of no_sync, with set_requires_gradient_sync, "
+                .. "set_requires_all_reduce and set_is_last_backward at true$"), step)
             end
             backward(3)
             ms.fsdp.check_sharded_parity(reference, model)  -- no gradient has been unscaled

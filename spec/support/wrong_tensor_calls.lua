@@ -20,7 +20,7 @@ return {
   { [[ms.arange("a")]], "arange: argument 1 is a string ('a'), expected a number" },
   { "ms.arange(nil, 1.5, 1)", "arange: argument 1 is nil, expected a number" },
   { "ms.arange(0, 1, 1, 5)", "arange: argument 4 is a number (5), expected options or nothing" },
-  { "ms.arange(0, 10, 0)", "arange: step is 0, expected a number above or below 0" },
+  { "ms.arange(0, 10, 0)", "arange: step is 0, expected a number other than 0" },
   { "ms.arange(0, 10, -1)", "arange: from 0, steps of -1 never reach 10" },
   { "ms.randint(5, 5, {2})", "randint: high is 5, expected a number above low, which is 5" },
   { "ms.eye(-1)", "eye: size is -1, expected a whole number from 0" },

@@ -451,7 +451,7 @@ describe("refused with the reason:", function()
   local ffi = require "ffi"
   local rows = {
     { "a number for a pointer", function() ms.from_pointer(5, { 2 }) end,
-    "from_pointer: argument 1 is a number %(5%), expected a pointer" },
+    "from_pointer: argument 1 is a number %(5%), expected an FFI pointer" },
     { "no pointer", function() ms.from_pointer(nil, { 2 }) end, "pointer is NULL" },
     { "a negative size of memory", function() ms.from_pointer(ffi.new "float[4]", { -2 }) end, "size is %-2, expected a whole number from 0" },
     { "with_device without a function", function() ms.with_device "meta" end,

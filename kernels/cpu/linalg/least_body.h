@@ -82,8 +82,8 @@ static int N(least_call)(const linalg_call *l, N(least) * q, int *rank)
     return info;
 }
 
-// Integers: the driver. Numbers: the relative limit of singular values. out: the solution, the rank, the singular
-// values (0 from gelsy).
+// Integer: the LAPACK driver (least_call). Number: the limit of singular values, relative to the largest. out: the
+// solution, the rank, the singular values (0 from gelsy).
 static ms_status N(lstsq)(const linalg_call *l)
 {
     N(least) q = { .m = l->m, .n = l->n, .k = (int)l->in[1]->shape[l->in[1]->ndim - 1], .work = -1 };

@@ -28,7 +28,7 @@ typedef struct job {
     int dtype;
     const char *what;  // the operator's name
     int64_t C, M, K, L;
-    int64_t at_once;              // images whose matrices stand side by side
+    int64_t at_once;              // the most images that are unfolded at a time, their matrices side by side
     int64_t first, count, group;  // the current images, and the group of channels
     int64_t columns;              // count x L: columns of the current matrices
     const char *x;                // the images

@@ -21,7 +21,7 @@ enum {
     FEW = 400,         // largest number of columns of C for which rows of A are read in place: packing would not pay
     ROWS = 2048,       // largest number of rows of A packed at a time
     ROWS_HALF = 1024,  // ROWS for half types
-    COLUMNS_HALF = 2304,  // half types, if k is above KC: most columns whose float32 sums are kept
+    COLUMNS_HALF = 2304,  // half types, if k is above KC: most columns of C that have float32 sums at a time
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
@@ -55,7 +55,7 @@ typedef struct gemm_work {
     int64_t size;                 // bytes of a number of the accumulating type: 4 or 8
     int64_t wide, high;           // columns in a panel of B, rows in a panel of A
     int64_t i0, mb;               // first of the current rows; their number
-    int64_t first_col, last_col;  // columns whose sums are kept
+    int64_t first_col, last_col;  // columns [first_col, last_col) of C, finished before others begin
     int64_t j0, nc, p0, kc;       // packed columns of B: first and number; current depth: first and length
     int64_t then_j, then_nc, then_p,
         then_kc;             // the block computed next; then_nc is 0 if there is none or several threads share the work

@@ -101,7 +101,8 @@ __global__ void bn_scale_kernel(bn_sizes z, const double *parts, bn_inputs t, bn
     factors[CENTRE * z.c + c] = mean;
 }
 
-// Stores in out the y or dx that the factors give. g: the gradient of y, for dx; NULL for y, or without a gradient.
+// Stores in out the y or dx that the factors give. For dx, g is the gradient of y, NULL if there
+// is none; for y, it is NULL.
 template <class S> __global__ void bn_kernel(planes z, const S *g, const S *x, const double *factors, S *out)
 {
     typedef real_of<S> T;

@@ -5,7 +5,8 @@
 #define MS_OPTIM_ADADELTA
 
 enum { ADADELTA_LR, ADADELTA_DECAY, ADADELTA_RHO, ADADELTA_REST, ADADELTA_EPS };  // factors
-enum { MS_KEEPS_adadelta = 1 << 3 };                                              // sets of states (list.h): v and u
+// The set of states that a step accepts (list.h): {v, u}.
+enum { MS_KEEPS_adadelta = 1 << 3 };
 
 #ifdef MS_OPTIM_ROWS
 static ms_status adadelta_check(const ms_optim_options *o)

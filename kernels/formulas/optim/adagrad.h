@@ -5,7 +5,8 @@
 #define MS_OPTIM_ADAGRAD
 
 enum { ADAGRAD_LR, ADAGRAD_DECAY, ADAGRAD_START, ADAGRAD_EPS };  // factors; START: added to s at the first step
-enum { MS_KEEPS_adagrad = 1 << 1 };                              // sets of states (list.h): s
+// The set of states that a step accepts (list.h): {s}.
+enum { MS_KEEPS_adagrad = 1 << 1 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned adagrad_keeps(const ms_optim_options *o)

@@ -5,7 +5,8 @@
 #define MS_OPTIM_ADAMAX
 
 enum { ADAMAX_SIZE, ADAMAX_DECAY, ADAMAX_B1, ADAMAX_A1, ADAMAX_B2, ADAMAX_EPS };  // factors; SIZE: lr / (1 - b1^step)
-enum { MS_KEEPS_adamax = 1 << 3 };                                                // sets of states (list.h): m and u
+// The set of states that a step accepts (list.h): {m, u}.
+enum { MS_KEEPS_adamax = 1 << 3 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned adamax_keeps(const ms_optim_options *o)

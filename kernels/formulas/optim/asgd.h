@@ -6,7 +6,8 @@
 #define MS_OPTIM_ASGD
 
 enum { ASGD_DECAY, ASGD_SHRINK, ASGD_ETA, ASGD_MU };  // factors; SHRINK: 1 - lambd * eta
-enum { MS_KEEPS_asgd = 1 << 1 };                      // sets of states (list.h): a
+// The set of states that a step accepts (list.h): {a}.
+enum { MS_KEEPS_asgd = 1 << 1 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned asgd_keeps(const ms_optim_options *o)

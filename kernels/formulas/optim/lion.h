@@ -5,7 +5,8 @@
 #define MS_OPTIM_LION
 
 enum { LION_LR, LION_DECAY, LION_B1, LION_A1, LION_B2, LION_A2 };  // factors
-enum { MS_KEEPS_lion = 1 << 1 };                                   // sets of states (list.h): m
+// The set of states that a step accepts (list.h): {m}.
+enum { MS_KEEPS_lion = 1 << 1 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned lion_keeps(const ms_optim_options *o)

@@ -19,7 +19,8 @@ enum {
     NADAM_ROOT,
     NADAM_EPS
 };
-enum { MS_KEEPS_nadam = 1 << 3 };  // sets of states (list.h): m and v
+// The set of states that a step accepts (list.h): {m, v}.
+enum { MS_KEEPS_nadam = 1 << 3 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned nadam_keeps(const ms_optim_options *o)

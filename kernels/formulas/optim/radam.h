@@ -8,7 +8,8 @@
 
 // Factors. SIZE: lr / (1 - b1^step); RECT: the numerator of r; 0 while n_t is at most 5.
 enum { RADAM_L2, RADAM_DECAY, RADAM_B1, RADAM_A1, RADAM_B2, RADAM_A2, RADAM_SIZE, RADAM_RECT, RADAM_EPS };
-enum { MS_KEEPS_radam = 1 << 3 };  // sets of states (list.h): m and v
+// The set of states that a step accepts (list.h): {m, v}.
+enum { MS_KEEPS_radam = 1 << 3 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned radam_keeps(const ms_optim_options *o)

@@ -6,7 +6,8 @@
 #define MS_OPTIM_RMSPROP
 
 enum { RMSPROP_LR, RMSPROP_DECAY, RMSPROP_ALPHA, RMSPROP_REST, RMSPROP_EPS, RMSPROP_MOMENTUM };  // factors
-enum { MS_KEEPS_rmsprop = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 7 };  // sets of states (list.h): v, with or without b and a
+// The sets of states that a step accepts (list.h): {v}, {v, b}, {v, a} and {v, b, a}.
+enum { MS_KEEPS_rmsprop = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 7 };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned rmsprop_keeps(const ms_optim_options *o)

@@ -6,7 +6,8 @@
 #define MS_OPTIM_RPROP
 
 enum { RPROP_START, RPROP_MINUS, RPROP_PLUS, RPROP_LOW, RPROP_HIGH };  // factors; START: s at the first step, else 0
-enum { MS_KEEPS_rprop = 1 << 3 };                                      // sets of states (list.h): the last g and s
+// The set of states that a step accepts (list.h): {the last g, s}.
+enum { MS_KEEPS_rprop = 1 << 3 };
 
 #ifdef MS_OPTIM_ROWS
 static ms_status rprop_check(const ms_optim_options *o)

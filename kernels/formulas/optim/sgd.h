@@ -6,7 +6,8 @@
 
 // Indices into the factors: b = KEEP * b + TAKE * g; p -= LR * (OF_GRAD * g + OF_BUFFER * b).
 enum { SGD_LR, SGD_DECAY, SGD_KEEP, SGD_TAKE, SGD_OF_GRAD, SGD_OF_BUFFER };
-enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 };  // sets of states (list.h): none, or the momentum buffer
+// The sets of states that a step accepts (list.h): none, or {the momentum buffer}.
+enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 };
 
 #ifdef MS_OPTIM_ROWS
 static ms_status sgd_check(const ms_optim_options *o)

@@ -216,7 +216,7 @@ end
 ---@return string?
 function M.option(name) return options[name] end
 
---- Whether PyTorch's argument of this name is given by position.
+--- Whether PyTorch has an argument of this name that Moonshard's functions take by position.
 ---@param name any  a key of a table that a script gave
 ---@return boolean
 function M.is_positional(name) return positional[name] == true end

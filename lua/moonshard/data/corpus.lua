@@ -102,7 +102,8 @@ local function shard_header(file)
   if not kind then return nil, ("'%s' is not a token shard of llm.c: its header does not match"):format(file.path) end
   local count = tonumber(n[2])
   if count < 0 or HEADER + count * kind.bytes > file.size then
-    return nil, ("the header of '%s' gives %d tokens, but the file has only %d bytes"):format(file.path, count, file.size)
+    return nil, ("the header of '%s' gives %d tokens, which need %d bytes, but the file has only %d"):format(file.path,
+      count, HEADER + count * kind.bytes, file.size)
   end
   return kind, count
 end

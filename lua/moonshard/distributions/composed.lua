@@ -86,9 +86,13 @@ function MixtureSameFamily:init(mixture_distribution, component_distribution, gi
   local parts = opts.expect(component_distribution, a_distribution, "MixtureSameFamily: argument 2")
   local batch = parts.batch_shape
   local own, k = self._part(batch, 1, #batch - 1), mixture:_classes()
-  if batch[#batch] ~= k or not (mixture.batch_shape == own or #mixture.batch_shape == 0) then
-    raise("MixtureSameFamily: %d classes with batch_shape %s do not fit components with batch_shape %s, expected "
-      .. "[..., %d]", k, tostring(mixture.batch_shape), tostring(batch), k)
+  if batch[#batch] ~= k then
+    raise("MixtureSameFamily: the mixture has %d classes, but the components have batch_shape %s, expected [..., %d]",
+      k, tostring(batch), k)
+  end
+  if not (mixture.batch_shape == own or #mixture.batch_shape == 0) then
+    raise("MixtureSameFamily: the mixture has batch_shape %s, expected [] or %s, that of the components without its last "
+      .. "dimension", tostring(mixture.batch_shape), tostring(own))
   end
   self.validate_args = opts("MixtureSameFamily", given, OPTIONS).validate_args
   self.mixture_distribution, self.component_distribution = mixture:expand(own), parts

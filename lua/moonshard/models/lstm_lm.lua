@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- LSTMLanguageModel: a table of tokens, layers of LSTM, and a projection to the logits of the next token.
+--- LSTMLanguageModel: a token embedding, LSTM layers, and a projection to the logits of the next token.
 --- `model(ids, state)` returns logits [B, T, vocab] and the state after the last token, from which the next call
 --- continues.
 require "moonshard.autograd.methods"
@@ -10,8 +10,8 @@ local opts = require "moonshard.core.opts"
 ---@class LSTMLanguageModel: Module
 ---@overload fun(opts?: { vocab: integer, dim: integer, layers: integer, dropout: number, tie: boolean, dtype: string, device: string }): LSTMLanguageModel
 ---   vocab: number of token ids (default: 256, bytes); dim: channels of tokens and states (default: 256); layers:
----   layers of the LSTM (default: 2); dropout: probability after the table, between layers and before the head
----   (default: 0); tie: the head's weight is the token table (default: true)
+---   layers of the LSTM (default: 2); dropout: probability after the embedding, between layers and before the head
+---   (default: 0); tie: the head's weight is the embedding's (default: true)
 local LSTMLanguageModel = nn.Module:extend "LSTMLanguageModel"
 
 function LSTMLanguageModel:init(given)

@@ -318,7 +318,7 @@ function Module._check_state(self, sd, o, fits)
   end
   sort(unexpected)
   local hint = o.count_from == 1 and #unexpected > 0 and counts_from_0(self, known, sd) or nil
-  local later = self:_edits_names()                     -- _after_loading refuses the names that the hooks leave
+  local later = self:_edits_names()                     -- post hooks edit the names, then _after_loading raises
   for k, fault in ipairs(o.strict and not later and Module._name_faults(missing, unexpected) or {}) do
     insert(wrong, k, fault)
   end

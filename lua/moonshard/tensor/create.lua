@@ -171,7 +171,7 @@ function M.arange(...)
   end
   local first, last, step = ...
   if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
-  if step == 0 then errors.raise("arange: step is 0, expected a number above or below 0") end
+  if step == 0 then errors.raise("arange: step is 0, expected a number other than 0") end
   if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never reach %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
   if count ~= count or count >= 2^53 then
@@ -350,7 +350,7 @@ end
 ---@param given? { dtype: string }  dtype: dtype of the elements (default: "float32")
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
-  opts.need(type(pointer) == "cdata" or type(pointer) == "userdata" or pointer == nil, pointer, "a pointer of the FFI",
+  opts.need(type(pointer) == "cdata" or type(pointer) == "userdata" or pointer == nil, pointer, "an FFI pointer",
     "from_pointer: argument 1")
   local o = opts("from_pointer", given, { dtype = "float32" })
   local n = take_shape("from_pointer", 1, sizes)

@@ -118,8 +118,9 @@ end
 
 -- ---- steps --------------------------------------------------------------------------------------
 
--- `loops` maps a chain of scopes to its loops whose last step may be open. A loop that break or an error left stays
--- in the list; a loop that still runs is recognised by its state, which is a local of a frame on the stack.
+-- `loops` maps the number of a chain of scopes, the scopes of a coroutine, to its loops (ms.steps, loader:epoch) whose
+-- last step may be open. A loop that break or an error left stays in the list; a loop that still runs is recognised
+-- by its state, which is a local of a frame on the stack.
 local current_chain = 0
 local loops = { [0] = {} }
 

@@ -263,7 +263,7 @@ function methods.split(t, size, d)
     local sum = 0
     count = #size
     for k = 1, count do
-      if whole(size[k], "split", "size") < 0 then errors.raise("split: size %d is %d, expected a whole number from 0", k, size[k]) end
+      if whole(size[k], "split", "size") < 0 then errors.raise("split: the size of piece %d is %d, expected a whole number from 0", k, size[k]) end
       sum = sum + size[k]
     end
     if sum ~= total then

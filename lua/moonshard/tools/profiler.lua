@@ -314,7 +314,7 @@ function M.start(given)
     and ffi.C.MS_TRACE_MODULES or 0))
   if trace == nil then errors.fail() end
   ranges.look()
-  -- When the script drops a profile, its recording ends with garbage collection.
+  -- If the script drops a profile that still records, garbage collection ends the recording.
   return setmetatable({ limit = o.limit, _trace = ffi.gc(trace, lib.ms_trace_free), _records = true }, Profile)
 end
 

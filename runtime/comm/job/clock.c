@@ -16,7 +16,7 @@ static ms_status transfer(void *p, int peer, bool send, int64_t until)
     void *r = send ? ms__world.transport->isend(p, sizeof(int64_t), peer, TAG_CLOCK)
                    : ms__world.transport->irecv(p, sizeof(int64_t), peer, TAG_CLOCK);
     ms__transport_unlock();
-    if (!r) return ms__fail(MS_ECOMM, "dist: MPI could not start to exchange the time with rank %d", peer);
+    if (!r) return ms__fail(MS_ECOMM, "dist: MPI could not start the exchange of times with rank %d", peer);
     for (;;) {
         ms__transport_lock();
         int rc = ms__world.transport->test(&r);

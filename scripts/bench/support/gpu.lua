@@ -8,8 +8,8 @@
 ---   MOONSHARD_CUDA=null luajit scripts/bench/support/gpu.lua --predict FILE
 ---
 --- Each result is a line, and a line of JSON appended to the file $MOONSHARD_RATES. --predict writes predicted times
---- (scripts/bench/support/predict.lua) instead, of the cases in which the GPU's time counts and of a step of GPT-2; it
---- needs nvcc but no GPU.
+--- (scripts/bench/support/predict.lua) instead, for a step of GPT-2 and for the cases that neither the host nor
+--- the bus limits; it needs nvcc but no GPU.
 --- peer_gpu.py has the same cases in PyTorch.
 local root = arg[0]:match "^(.*)scripts/bench/" or "./"
 package.path = ("@lua/?.lua;@lua/?/init.lua;@scripts/bench/support/?.lua;"):gsub("@", root) .. package.path

@@ -62,8 +62,8 @@ function M.launches()
   return out
 end
 
---- Runs a step three times; records the bytes that launches touch from the second time on. Returns the rows of the
---- static table by symbol, and the launches and totals of the third time.
+--- Runs a step three times; records the bytes that launches touch from the second time on. Returns `rows` by the
+--- kernel's symbol, and the launches and totals of the third time.
 ---@param rows table[]  of kernel_table.rows
 ---@param step fun()
 function M.watch(rows, step)
