@@ -31,6 +31,7 @@ enum {
 static bool narrow(void)
 {
     static int known = -1;
+    if (!MS_CLONES) return true;
     if (MS_UNLIKELY(known < 0)) known = strcmp(ms_cpu_isa(), "v4") != 0;
     return known;
 }
@@ -165,7 +166,7 @@ static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_
 }
 
 // As pack_columns_bf16, for 8 contiguous rows; returns the number of columns packed.
-static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
+static WIDE_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
 {
     pair t[16 * 8] __attribute__((aligned(64)));
     for (int64_t p = 0; p < k / 32 * 32; p += 32) {

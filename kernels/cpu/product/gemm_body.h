@@ -202,26 +202,31 @@ static inline __attribute__((always_inline)) void R(thin_rows)(int64_t m, int64_
     if (i < m) R(thin_tile)(1, k, R(at)(&o, i, 0));
 }
 
-static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const OPERANDS *all, int64_t j)
+static THIN_KERNEL void R(thin_strip)(int vecs, int64_t m, int64_t k, const OPERANDS *o, int64_t j)
+{
+    for (int v = 0; v < vecs; v++) R(thin_rows)(m, k, R(at)(o, 0, j + v * LANES));
+}
+static WIDE_KERNEL void R(wide_strip)(int vecs, int64_t m, int64_t k, const OPERANDS *all, int64_t j)
 {
     const OPERANDS o = R(at)(all, 0, j);
-    if (narrow()) {
-        for (int v = 0; v < vecs; v++) R(thin_rows)(m, k, R(at)(&o, 0, v * LANES));
-        return;
-    }
     switch (vecs) {
     case 3: R(rows)(3, m, k, o); break;
     case 2: R(rows)(2, m, k, o); break;
     default: R(rows)(1, m, k, o); break;
     }
 }
+static void R(strip)(int vecs, int64_t m, int64_t k, const OPERANDS *o, int64_t j)
+{
+    if (narrow()) R(thin_strip)(vecs, m, k, o, j);
+    else R(wide_strip)(vecs, m, k, o, j);
+}
 
 // Multiplies one packed panel of A, which stays in the first-level cache, by the panels of B for n columns. Rows that
 // do not fill a panel and columns that do not fill a vector go through a buffer; panels are padded with zeros.
-static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERANDS *all, gemm_ahead *ahead)
+static inline __attribute__((always_inline)) void R(sweep_panels)(const int high, int64_t n, int64_t rows, int64_t k,
+                                                                  const OPERANDS *all, gemm_ahead *ahead)
 {
     REAL t[8 * 3 * LANES] __attribute__((aligned(64))), e[3 * LANES];
-    const int64_t high = narrow() ? 6 : 8;
     OPERANDS o = R(at)(all, 0, 0);
     o.b_rs = 3 * LANES;
     for (; n > 0; n -= 3 * LANES, R(next_panel)(&o, k)) {
@@ -254,8 +259,23 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERAND
     }
 }
 
-// As sweep, for columns of B that fill whole vectors and are not packed yet; packs them on the way.
-static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const OPERANDS *all, REAL *keep, gemm_ahead *ahead)
+static THIN_KERNEL void R(thin_sweep)(int64_t n, int64_t rows, int64_t k, const OPERANDS *o)
+{
+    R(sweep_panels)(6, n, rows, k, o, NULL);
+}
+static WIDE_KERNEL void R(wide_sweep)(int64_t n, int64_t rows, int64_t k, const OPERANDS *o, gemm_ahead *ahead)
+{
+    R(sweep_panels)(8, n, rows, k, o, ahead);
+}
+static void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERANDS *o, gemm_ahead *ahead)
+{
+    if (narrow()) R(thin_sweep)(n, rows, k, o);
+    else R(wide_sweep)(n, rows, k, o, ahead);
+}
+
+// As sweep, for columns of B that fill whole vectors and are not packed yet; packs them on the way. Not called if the
+// CPU is narrow.
+static WIDE_KERNEL void R(sweep_first)(int64_t n, int64_t k, const OPERANDS *all, REAL *keep, gemm_ahead *ahead)
 {
     OPERANDS o = R(at)(all, 0, 0);
     for (; n > 0; n -= 3 * LANES, o = R(at)(&o, 0, 3 * LANES), keep += 3 * LANES * k) switch (n / LANES) {

@@ -29,7 +29,7 @@ static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)
 // vector holds 8 rows of a column, and numbers of B are broadcast. Packing B would take as long as the product. The
 // results are bitwise equal to those of tile (gemm_body.h).
 enum { R(FEW_DEPTH) = (16 << 10) / 8 / (int)sizeof(REAL) };
-static MS_KERNEL void R(few_rows)(const ms_gemm *g, int64_t n)
+static WIDE_KERNEL void R(few_rows)(const ms_gemm *g, int64_t n)
 {
     REAL a[8 * R(FEW_DEPTH)] __attribute__((aligned(64)));
     // Column l begins l steps after the first: with these distances 6 registers address all columns.
