@@ -66,7 +66,7 @@ describe("docs/extending.md, where it changes the engine,", function()
     local objects, compile = {}, {}
     for _, source in ipairs(sources) do
       local object = "CMakeFiles/moonshard.dir/" .. source .. ".o"
-      local flags = of_rule(object, "FLAGS"):gsub("%-O%d", "-O0"):gsub("%-g ", "")
+      local flags = of_rule(object, "FLAGS"):gsub("%-O%d", "-O0"):gsub("%-g1? ", "")
       objects[object] = folder .. "/" .. source:gsub("/", "_") .. ".o"
       compile[#compile + 1] = ("cc %s %s -DMS_NO_CLONES -I%s/runtime -I%s/kernels -c %s/%s -o %s"):format(
         of_rule(object, "DEFINES"), flags, folder, folder, folder, source, objects[object])
