@@ -161,39 +161,55 @@ describe("a loader with workers", function()
   end
 
   it("sees the same keys in every public table", function()
-    local queue, tables = {}, {}
+    local queue, groups, classes_of = {}, {}, {}
     for _, name in ipairs(getmetatable(ms).modules) do queue[#queue + 1] = { name, ms[name] } end
     for _, name in ipairs { "fft", "linalg", "cuda" } do queue[#queue + 1] = { name, ms[name] } end
     local seen = {}
     for _, entry in ipairs(queue) do
-      local path, t = unpack(entry)
+      local path, t, owner = unpack(entry)
       if not seen[t] then
         seen[t] = true
-        tables[#tables + 1] = { path, t }
+        if owner and rawget(t, "__name") then              -- a class
+          if not classes_of[owner] then
+            classes_of[owner] = {}
+            groups[#groups + 1] = classes_of[owner]
+          end
+          table.insert(classes_of[owner], { path, t })
+        else
+          groups[#groups + 1] = { { path, t } }
+        end
         for key, value in ms.sorted_pairs(t) do
-          local plain = type(value) == "table" and key:find "^%a" and rawget(value, "class_name") == nil
-            and rawget(value, "extend") == nil and not ms.is_tensor(value)
+          local plain = type(value) == "table" and key:find "^%a" and not ms.is_tensor(value)
           if plain and rawget(getmetatable(value) or {}, "__name") == nil then
-            queue[#queue + 1] = { path .. "." .. key, value }
+            queue[#queue + 1] = { path .. "." .. key, value, path }
           end
         end
       end
     end
+    -- A worker for each table, because one must not load what another lacks; but one for all classes of a table, which
+    -- are loaded with it.
     local found = {}
-    for _, entry in ipairs(tables) do                      -- a worker each: one table must not load what another lacks
-      local path, module = unpack(entry)
-      local function keys()
-        local names = {}
-        for key in next, module do names[#names + 1] = tostring(key) end
-        table.sort(names)
-        return table.concat(names, " ")
+    for _, group in ipairs(groups) do
+      local paths, modules = {}, {}
+      for k, entry in ipairs(group) do
+        paths[k], modules[k] = unpack(entry)
+        found[paths[k]] = true
       end
-      found[path] = true
+      local function keys()
+        local lines = {}
+        for k, module in ipairs(modules) do
+          local names = {}
+          for key in next, module do names[#names + 1] = tostring(key) end
+          table.sort(names)
+          lines[k] = paths[k] .. ": " .. table.concat(names, " ")
+        end
+        return table.concat(lines, "\n")
+      end
       loader = data.DataLoader(counted(1), { workers = 1, collate = keys })
-      assert.are.equal(path .. ": " .. keys(), path .. ": " .. loader:next())
+      assert.are.equal(keys(), loader:next())
       loader:close()
     end
-    for _, path in ipairs { "nn.utils.rnn", "optim.lr_scheduler", "data.transforms", "distributions", "fsdp" } do
+    for _, path in ipairs { "nn.utils.rnn", "nn.Linear", "optim.lr_scheduler", "data.transforms", "distributions", "fsdp" } do
       assert.is_true(found[path], path)
     end
   end)
