@@ -209,7 +209,8 @@ describe("a loader with workers", function()
       assert.are.equal(keys(), loader:next())
       loader:close()
     end
-    for _, path in ipairs { "nn.utils.rnn", "nn.Linear", "optim.lr_scheduler", "data.transforms", "distributions", "fsdp" } do
+    for _, path in ipairs { "nn.utils.rnn", "nn.Linear", "optim.lr_scheduler", "data.transforms", "distributions",
+      "fsdp" } do
       assert.is_true(found[path], path)
     end
   end)
