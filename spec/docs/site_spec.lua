@@ -90,6 +90,15 @@ describe("the site of the documents", function()
     return
   end
 
+  local page                                            -- one browser for all pages
+  local function open(path)
+    if page then page:open(path) else page = browser.page(path) end
+    return page:result()
+  end
+  lazy_teardown(function()
+    if page then page:close() end
+  end)
+
   local cases = {
     { "cookbook/training.html", "<h1[^>]*>Cookbook: training", 14 },
     { "api/nn.html", "<h1[^>]*>nn", 80 },
@@ -97,7 +106,7 @@ describe("the site of the documents", function()
   for _, case in ipairs(cases) do
     local path, heading, least = unpack(case)
     it(("opens %s without an error, with its navigation and at least %d blocks of code"):format(path, least), function()
-      local dom, console = browser.open(folder .. "/site/" .. path)
+      local dom, console = open(folder .. "/site/" .. path)
       assert.are.equal("", console)
       assert.matches(heading, dom)
       local _, blocks = dom:gsub('<pre class="sourceCode lua">', "")
@@ -114,7 +123,7 @@ describe("the site of the documents", function()
     frames[#frames + 1] = '<iframe src="planted.html"></iframe>'
     process.write(folder .. "/all.html", table.concat(frames, "\n"))
     process.write(folder .. "/planted.html", "<!doctype html><script>console.error('planted')</script>")
-    local _, console = browser.open(folder .. "/all.html")
+    local _, console = open(folder .. "/all.html")
     assert.are.equal("planted", console)
     assert.is_true(#frames > 45)
   end)
@@ -124,7 +133,7 @@ describe("the site of the documents", function()
       ["accumulate gradients"] = "cookbook/training.html#accumulate-gradients",
       ["fully_shard"] = "api/fsdp.html#fsdpfully_shard",
     } do
-      local dom, console = browser.open(folder .. "/site/index.html?q=" .. question:gsub(" ", "+"))
+      local dom, console = open(folder .. "/site/index.html?q=" .. question:gsub(" ", "+"))
       assert.are.equal("", console)
       local found = dom:match '<ol id="found">(.-)</ol>' or ""
       local links = {}

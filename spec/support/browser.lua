@@ -101,11 +101,17 @@ function M.page(path, given)
   given = given or {}
   self:size(given.width or 1280, given.height or 1600)
   if given.dark then self:media("", "dark") end
-  self.seen = {}
+  self:open(path)
+  return self
+end
+
+--- Opens another file in the page's place, and waits until it is loaded. Its console begins empty.
+---@param path string  absolute
+function Page:open(path)
+  self.seen, self.console = {}, {}
   self:call("Page.navigate", { url = "file://" .. path })
   wait_for(self, "Page.loadEventFired")
   self:frame()
-  return self
 end
 
 function Page:size(width, height)
@@ -215,15 +221,22 @@ function Page:close()
   os.execute(("rm -rf '%s'"):format(self.folder))
 end
 
---- The elements of a page after its script ran, and what was written to the console.
----@param path string  of the file, absolute
+--- The elements of the page after its script ran, and what was written to the console.
+---@return string dom
+---@return string console
+function Page:result()
+  return self:value "document.documentElement.outerHTML", table.concat(self.console, "\n")
+end
+
+--- What Page:result returns, of a file that is opened in a new browser.
+---@param path string  absolute
 ---@return string dom
 ---@return string console
 function M.open(path)
   local page = M.page(path)
-  local dom = page:value "document.documentElement.outerHTML"
+  local dom, console = page:result()
   page:close()
-  return dom, table.concat(page.console, "\n")
+  return dom, console
 end
 
 return M
