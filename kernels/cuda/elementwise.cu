@@ -147,6 +147,19 @@ struct chosen {
     double s = 0, t = 0;
 };
 
+// Double and int64 have no kernels for dense operands: eight copies of all formulas would be too large.
+static ms_status run_dense(const char *what, int index, const strided &l, int code, float s, float t)
+{
+    grid g = grid_of(up(l.numel, WIDE));
+    switch (code) {
+#define HOT(name) \
+    case F_##name: return launch(what, index, dense_kernel<float, F_##name>, g.blocks, g.threads, l, s, t);
+        HOT(add) HOT(mul) HOT(mul_scalar) HOT(add_scaled) HOT(gelu_tanh) HOT(bwd_gelu_tanh)
+#undef HOT
+    }
+    return launch(what, index, dense_any_kernel<float>, g.blocks, g.threads, l, code, s, t);
+}
+
 template <class T> static ms_status run_typed(const char *what, int index, const strided &l, const chosen &f)
 {
     int code = f.code;
@@ -156,18 +169,10 @@ template <class T> static ms_status run_typed(const char *what, int index, const
             grid g = grid_of(l.numel);
             return launch(what, index, gamma_kernel<T>, g.blocks, g.threads, l, code, u);
         }
-    if (!l.dense) {
-        grid g = grid_of(up(l.numel, EACH));
-        return launch(what, index, strided_kernel<T>, g.blocks, g.threads, l, code, u, v);
-    }
-    grid g = grid_of(up(l.numel, WIDE));
-    if constexpr (std::is_same_v<T, float>) switch (code) {
-#define HOT(name) \
-    case F_##name: return launch(what, index, dense_kernel<T, F_##name>, g.blocks, g.threads, l, u, v);
-            HOT(add) HOT(mul) HOT(mul_scalar) HOT(add_scaled) HOT(gelu_tanh) HOT(bwd_gelu_tanh)
-#undef HOT
-        }
-    return launch(what, index, dense_any_kernel<T>, g.blocks, g.threads, l, code, u, v);
+    if constexpr (std::is_same_v<T, float>)
+        if (l.dense) return run_dense(what, index, l, code, u, v);
+    grid g = grid_of(up(l.numel, EACH));
+    return launch(what, index, strided_kernel<T>, g.blocks, g.threads, l, code, u, v);
 }
 
 static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, int cls, const chosen &f)

@@ -67,7 +67,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
                 (!B || is_wide(b + first)) && (!C || is_wide(c + first)) && is_wide(m + first);
     constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states, one pack per operand is too few bytes in flight
     int64_t rest = wide ? first + (last - first) / N * N : first;
-    if constexpr (!std::is_same_v<S, double>)
+    if constexpr (!std::is_same_v<S, double>) {
         for (int64_t k = first + (int64_t)threadIdx.x * N; k < rest; k += BLOCK * N) {
             T x[N], d[N], u[WIDE], v[WIDE], w[WIDE];
             if (sizeof(S) == 2 && m) load_wide(m + k, x);
@@ -95,6 +95,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
             if constexpr (B) store_wide(b + k, v);
             if constexpr (C) store_wide(c + k, w);
         }
+    }
     for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK) {
         T d = load_one<T>(g + k);
         if (scale != 1) d = stored<S>(d * scale);

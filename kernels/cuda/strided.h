@@ -99,24 +99,26 @@ template <class T> static __device__ __forceinline__ void load_lanes(const strid
     }
     if (r) i = l.numel <= 0x7fffffff ? (int64_t)((uint32_t)i % (uint32_t)r) : i % r;
     const char *p = l.data[k] + i * l.size[k];
-    if constexpr (std::is_same_v<T, float>)
+    if constexpr (std::is_same_v<T, float>) {
         if (n == WIDE) switch (l.dtype[k]) {
             case MS_F32: return load_wide((const float *)p, v);
             case MS_F16: return load_wide((const ms_f16 *)p, v);
             case MS_BF16: return load_wide((const ms_bf16 *)p, v);
             }
+    }
     UNROLL
     for (int j = 0; j < WIDE; j++) v[j] = j < n ? value<T>::load(l.dtype[k], p + j * l.size[k]) : 0;
 }
 template <class T> static __device__ __forceinline__ void store_lanes(const strided &l, int64_t i, int n, const T *v)
 {
     char *p = l.data[0] + i * l.size[0];
-    if constexpr (std::is_same_v<T, float>)
+    if constexpr (std::is_same_v<T, float>) {
         if (n == WIDE) switch (l.dtype[0]) {
             case MS_F32: return store_wide((float *)p, v);
             case MS_F16: return store_wide((ms_f16 *)p, v);
             case MS_BF16: return store_wide((ms_bf16 *)p, v);
             }
+    }
     UNROLL
     for (int j = 0; j < WIDE; j++)
         if (j < n) value<T>::store(l.dtype[0], p + j * l.size[0], v[j]);

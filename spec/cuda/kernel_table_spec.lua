@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The static table of the CUDA kernels (scripts/bench/gpu_kernels): what it reads from PTX, and the limits of kernels.
+local lfs = require "lfs"
 local process = require "spec.support.process"
 
 local support = process.root .. "/scripts/bench/support/?.lua;"
@@ -73,6 +74,32 @@ describe("the PTX of a kernel", function()
   end)
 end)
 
+describe("the kernels' sources", function()
+  --- The lines on which the branch of an `if constexpr`, or of an if in it, is a loop or a switch without braces. Where
+  --- the condition is false, nvcc 13.0 drops not only the branch, but also a loop with `#pragma unroll` after it.
+  local function unbraced(text)
+    local lines = {}
+    for at, rest in text:gmatch "()if constexpr (%b()[^{;]*)" do
+      local branch = rest:gsub("^%b()%s*", ""):gsub("^if %b()%s*", "")
+      if branch:match "^for " or branch:match "^while " or branch:match "^switch " then
+        lines[#lines + 1] = select(2, text:sub(1, at):gsub("\n", "")) + 1
+      end
+    end
+    return lines
+  end
+
+  it("have braces around loops and switches after `if constexpr`", function()
+    assert.same({ 1, 3 }, unbraced "if constexpr (A)\n  for (;;) f();\nif constexpr (f(A)) if (n == 8) switch (k) {}\n")
+    assert.same({}, unbraced "if constexpr (A) {\n  for (;;) f();\n}\nif constexpr (A) f(); for (;;) g();")
+    local files = 0
+    for name in io.popen("cd '" .. process.root .. "' && find kernels/cuda kernels/formulas -type f"):lines() do
+      files = files + 1
+      assert.same({}, unbraced(process.read(process.root .. "/" .. name)), name)
+    end
+    assert.is_true(files > 40, files)
+  end)
+end)
+
 describe("the static table", function()
   for _, case in ipairs {
     { 256, 32, 0, 8 }, { 256, 33, 0, 6 }, { 256, 84, 1024, 2 }, { 256, 255, 0, 1 }, { 1024, 64, 0, 1 },
@@ -112,6 +139,22 @@ describe("the static table", function()
     assert.same({}, new, "these kernels fail a limit; mend them")
     assert.same({}, gone, "these limits are met now; remove them from kernel_exceptions.lua")
     assert.is_true(#rows > 100, #rows)
+  end)
+
+  it("finds no empty kernel", function()
+    if process.tool then return pending "is not run under sanitizers or valgrind" end
+    local rows, why = kernels.rows(process.root .. "/", build)
+    if not rows then return pending("not measured: " .. why) end
+    local function stores(body) return body:find "%f[%w]st%." or body:find "%f[%w]atom%." or body:find "%f[%w]red%." end
+    assert.is_nil(stores(ptx.kernels(".visible .entry k(\n\t.param .u64 p\n)\n{\nret;\n}\n").k))
+    local count = 0
+    for name in lfs.dir(build .. "/sm_90") do
+      for kernel, body in pairs(name:match "%.ptx$" and ptx.kernels(process.read(build .. "/sm_90/" .. name)) or {}) do
+        count = count + 1
+        assert.is_truthy(stores(body), name .. ": " .. kernel)
+      end
+    end
+    assert.is_true(count > 100, count)
   end)
 
   it("shows matrix instructions in every kernel of attention", function()
