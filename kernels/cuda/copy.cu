@@ -426,7 +426,7 @@ struct copies {
     int64_t block[COPIES], numel[COPIES];
     void *dst[COPIES];
     const void *src[COPIES];           // NULL: dst is set to 0
-    uint8_t to[COPIES], from[COPIES];  // dtypes; both are MS_U8 where bytes are copied, or set to 0
+    uint8_t to[COPIES], from[COPIES];  // dtypes; both are MS_U8 to copy bytes and to set them to 0
 };
 
 template <class D, class S> static __device__ inline void cast_span(D *dst, const S *src, int64_t first, int64_t last)

@@ -341,7 +341,7 @@ __global__ void all_kernel(strided l, comparison by, int *same)
                    : is_same(by, by.code, value<double>::load(l.dtype[1], p), value<double>::load(l.dtype[2], q));
     if (!yes) atomicAnd(same, 0);
 }
-// Sets *same to `begin`; if `begin` is negative, stores *same, the result, in *out.
+// Sets *same to `begin` or, if that is negative, stores *same, the result, in *out.
 __global__ void truth_kernel(uint8_t *out, int *same, int begin)
 {
     if (begin >= 0) *same = begin;

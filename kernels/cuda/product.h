@@ -7,7 +7,7 @@
 #include "cuda/cuda.h"
 #include "rows/product.h"
 
-// What is computed of C's elements v = alpha A B + bias before they are stored. GELU (in tanh's form): aux gets v,
+// The epilogue: what is done with v = alpha A B + bias before it is stored in C. GELU (in tanh's form): aux gets v,
 // rounded, and C its GELU. GELU_GRADIENT: C gets v, rounded, times the derivative of GELU at aux. These two take no
 // batch, addition or row_sums, and need a contiguous floating-point C.
 enum { PRODUCT_PLAIN, PRODUCT_GELU, PRODUCT_GELU_GRADIENT };

@@ -139,7 +139,10 @@ ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
                                    "refused: another backward, begun during it in another coroutine, was not "
                                    "finished or was aborted");
     if (n < 0 || n > MS_MAX_IN)
-        return ms__fail(MS_EINVAL, "backward: a function returned %d tensors, expected at most %d", n, MS_MAX_IN);
+        return ms__fail(MS_EINVAL,
+                        "backward: a hook, a Function's backward or a recomputation returned %d tensors, "
+                        "expected at most %d",
+                        n, MS_MAX_IN);
     drop_answers(r);
     for (int k = 0; k < n; k++) {
         ms_tensor *t = NULL;

@@ -516,9 +516,9 @@ bool ms__native_serves(const ms_request *r);
 // float32.
 ms_status ms__native_make(ms_coll *c, bool narrow);
 ms_status ms__native_issue(ms_coll *c);  // engine thread; all work that c's tensors wait for must have been queued
-// Engine thread: appends c, which has a number, to the line of collectives to be queued.
+// Engine thread: appends c, whose number must be set, to the list of collectives that the GPU has not been given yet.
 void ms__native_line_up(ms_coll *c);
-// Removes c from the line of collectives to be queued: it has been queued, or has failed.
+// Removes c from that list: the GPU has been given it, or it has failed.
 void ms__native_step_out(ms_coll *c);
 ms_status ms__native_move(ms_waiter *w);  // queues the collective, and waits until the GPU has completed it
 void ms__native_drop(ms_coll *c);

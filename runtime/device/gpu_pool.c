@@ -175,8 +175,9 @@ static void pin(ms_pins *p, ms_block *b)
     p->in_use++;
 }
 
-// b, a block that a captured step has pinned, is no longer in use: adds it to the step's free blocks. Does not mark it
-// as free, because repetitions use it. Returns false once the step was freed: the block then goes back to the pool.
+// b, a block that a captured step has pinned, is no longer in use: adds it to the step's free blocks. The pool
+// still counts it as allocated, because repetitions use it. Returns false once the step was freed: the block then goes
+// back to the pool.
 static bool unpin(ms_block *b)
 {
     ms_pins *p = b->pins;

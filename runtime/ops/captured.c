@@ -414,8 +414,8 @@ ms_status ms__capture_copy(ms_tensor *dst, const ms_tensor *src)
     return st == MS_OK ? add_copy(c, &(copy_work) { dst, src, 0 }, repeat_copy) : st;
 }
 
-// Replaces *t, a tensor of the script's values, by a copy for the step. The values stay in the memory of the old *t,
-// which no call of the step changes, so repetitions copy them again.
+// Replaces *t, a new tensor of values that the script gave, by a copy. Each repetition copies the values again, from
+// the old *t, which no call of the step changes.
 static ms_status constant(ms_tensor **t)
 {
     ms_tensor *values = *t, *mine = NULL;

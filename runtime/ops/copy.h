@@ -17,8 +17,8 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
 // wait: whatever changes or reuses the source waits for the copy.
 ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src);
 
-// A list of copies, as of ms__copy. Copies of contiguous tensors within one GPU are launched together at the end where
-// possible, and their tensors must live until then; all others run when they are added.
+// A list of copies, each like a call of ms__copy. Copies of contiguous tensors within one GPU are launched together at
+// the end where possible, and their tensors must live until then; all others run when they are added.
 typedef struct ms_copies {
     int n, cap, index;
     struct ms_cuda_copy *list;

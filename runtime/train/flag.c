@@ -21,7 +21,7 @@ static ms_flag *unused;
 ms_status ms__flag_check(const char *who, const ms_tensor *t)
 {
     if (t->dtype == MS_F32 && t->numel == 1 && ms__device(t) != MS_META) return MS_OK;
-    return ms__fail(MS_EINVAL, "%s: the flag is %s, expected one float32 element", who, ms__tensor_text(t));
+    return ms__fail(MS_EINVAL, "%s is %s, expected one float32 element", who, ms__tensor_text(t));
 }
 
 // Takes an unused flag to which no copy is under way, or makes one.
@@ -58,7 +58,7 @@ ms_flag *ms_flag_new(ms_id of)
 {
     MS_BUSY;
     ms_tensor *t = ms__tensor(of);
-    if (!t || ms__flag_check("flag", t)) return NULL;
+    if (!t || ms__flag_check("flag: the tensor", t)) return NULL;
     if (MS_UNLIKELY(ms__capturing != NULL))
         return ms__null(ms__capture_refuse("the host reads a value of a tensor, which repetitions would not read"));
     ms_flag *f = take();

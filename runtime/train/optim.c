@@ -457,7 +457,7 @@ ms_status ms_optim_step_unless(int n_groups, const ms_optim_group *groups, ms_id
 {
     ms_tensor *t = ms__tensor(skip);
     if (!t) return ms__failure();
-    MS_TRY(ms__flag_check("step_unless", t));
+    MS_TRY(ms__flag_check("step_unless: the flag", t));
     return step_all(n_groups, groups, &(terms) { .skip = t });
 }
 

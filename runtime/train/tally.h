@@ -16,7 +16,7 @@ ms_status ms__tally_adds(ms_tally *t, int n, double *const *to);
 // Whether the tally updates a number in [counts, counts + bytes).
 bool ms__tally_updates(const ms_tally *t, const void *counts, size_t bytes);
 ms_tally_place ms__tally_place(const ms_tally *t);
-// Registers one more decision of each repetition, of which `depth` may be pending.
+// Registers one more decision in each repetition. depth: how many of its earlier results the host may not know yet.
 void ms__tally_use(ms_tally *t, uint32_t depth);
 // Before a repetition: waits until there is room for its decisions. Its work then need not wait: if a wait inside it
 // failed, as when a script is interrupted, only a part of the repetition's steps would have been counted.

@@ -180,7 +180,8 @@ end
 
 -- ---- Lua -----------------------------------------------------------------------------------------
 
---- Modules under root/folder by their names ("nn.linear"; "" is folder/init.lua), with their code without comments.
+--- A list of the modules under root/folder: the path of each, its name ("nn.linear"; "" is folder/init.lua) and its
+--- code without comments.
 local function modules(root, folder)
   local list = {}
   for _, path in ipairs(M.files(root, folder, "%.lua$")) do

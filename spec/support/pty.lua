@@ -71,8 +71,8 @@ function Pty:expect(wanted, seconds)
       if pid == self.pid then self.ended = ("%s, %s"):format(how, status) end
     end
   until process.now() > limit
-  return nil, ("'%s' was not printed within %.0f s, but: %s (%s)"):format(wanted, (seconds or 10) * process.patience, self.text,
-    self.ended or "it runs, " .. (process.read(("/proc/%d/wchan"):format(self.pid)) or "?"))
+  return nil, ("'%s' was not printed within %.0f s; printed instead: %s (the program %s)"):format(wanted, (seconds or 10) * process.patience, self.text,
+    self.ended and "ended: " .. self.ended or "is still running, waiting in " .. (process.read(("/proc/%d/wchan"):format(self.pid)) or "?"))
 end
 
 --- Waits until the program ends; kills it after `seconds` (5). Returns its exit status or signal and how it ended, or

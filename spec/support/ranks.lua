@@ -177,7 +177,7 @@ function Gang:watch(k, timeout)
   local nap, failed_at = 0, nil
   local watched = process.now()
   while true do
-    -- Poll first: everything that the ranks wrote before is then on the board.
+    -- Polls before it reads the board: if the gang has ended, all that the ranks wrote is then on it.
     local ended = self.child:poll()
     local done, failed, begun, since = 0, false, 0, nil
     for r = 0, n - 1 do

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/spatial/resample.c -- resample on the CPU: a pass over the tensor for each dimension that changes. A table has
-// the elements and weights of every row of the result; the table of backward is the transposed one. Half types are
-// computed in float32 and rounded once, after the last pass.
+// cpu/spatial/resample.c -- resample on the CPU: a pass over the tensor for each dimension that changes. A table
+// lists, for each row of the result, the rows of the input that it sums and their weights; the table of backward is the
+// transposed one. Half types are computed in float32 and rounded once, after the last pass.
 #include "cpu/cpu.h"
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"

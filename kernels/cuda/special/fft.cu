@@ -46,7 +46,7 @@ static __device__ inline int64_t begin_of(const fft_job &j, const fft_side &s, i
     return j.ndim ? offset_of(line, j.ndim, j.shape, s.stride) : 0;
 }
 
-// Computes w(n)^k, or, if `square` is set, Bluestein's c[k].
+// Computes the roots w(n)^k or, if `square` is set, Bluestein's factors c[k] (w, c: formulas/fft.h).
 template <class W> __global__ void roots_kernel(pairs<W> to, int64_t n, double sign, bool square)
 {
     int64_t k = GLOBAL_INDEX;

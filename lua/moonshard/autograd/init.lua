@@ -255,7 +255,8 @@ function methods.backward(t, grad, given)
   if ending then end_all(1) end
 end
 
--- Returns the ids of a tensor or of a list of tensors, their number, the plain tensors, and the tensors as a list.
+-- Takes a tensor or a list of tensors. Returns the ids of its plain tensors (an instance of a tensor class stands for
+-- its inner tensors), their number, these tensors, and the given tensors as a list.
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
   if type(x) ~= "table" or #x == 0 and not opts.is_plain(x) then

@@ -99,7 +99,7 @@ function M.refuse_call(cls, text)
   cls.__no_function = cls.__call
 end
 
---- Makes a call of an unknown method of a class's instances an error; fields may still be read.
+--- Makes it an error to call an unknown method of an instance of cls. An unknown field is nil unless `unknown` raises.
 ---@param cls table  a class that is its own __index, and is not extended yet
 ---@param unknown? fun(key: any)  raises when a script reads a field that is nil
 function M.close(cls, unknown)

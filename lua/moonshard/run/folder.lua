@@ -94,7 +94,7 @@ local function numbered(top, name)
   local highest, path = 0, top
   if ok then
     for entry in lfs.dir(top) do highest = math.max(highest, tonumber(entry:match "^(%d+)") or 0) end
-    repeat                                              -- mkdir fails if another run has used the number
+    repeat                                              -- mkdir fails if another run has just made it
       highest = highest + 1
       path = ("%s/%03d%s"):format(top, highest, name)
       ok, err = lfs.mkdir(path)

@@ -34,8 +34,8 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
 -- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those
--- of the first 512 tensors, 256 more after each such error, and up to 16 whenever a script opens a scope or begins a
--- loop. Scopes and loops add 512 lines at most, and only while finding lines takes less than 3 % of the time.
+-- of the first 512 tensors, up to 256 more after each such error, and up to 16 whenever a script opens a scope or
+-- begins a loop. Scopes and loops add 512 lines at most, and only while finding lines takes less than 3 % of the time.
 -- MOONSHARD_DEBUG=info or detail removes the limit.
 -- `ticks`: number of tensors until the next call of note; 0 while lines are recorded.
 local ticks = 0

@@ -365,7 +365,7 @@ function methods.take_along_dim(t, idx, d)
   for k = 1, n do
     local a, b = t.shape[k], idx.shape[k]
     if k ~= at and a ~= b and a ~= 1 and b ~= 1 then
-      errors.raise("take_along_dim: shapes %s and %s do not broadcast: dimension %d is %d and %d", tostring(t.shape),
+      errors.raise("take_along_dim: shapes %s and %s do not broadcast: dimension %d has sizes %d and %d", tostring(t.shape),
         tostring(idx.shape), k, a, b)
     end
     local joint = a == 1 and b or a

@@ -20,8 +20,8 @@ M.CLASSES = { "half", "float32", "float64" }
 local OF_TYPE = { b16 = "half", u16 = "half", s16 = "half", f16 = "half", bf16 = "half", f32 = "float32",
   f64 = "float64" }
 
--- Bytes, class ("any", nil: none) and kind ("load", "store", "async") of an access to global memory. An address without
--- a state space is generic; in these kernels it comes from a table in global memory.
+-- Returns the bytes of an access to global memory, its class (one of M.CLASSES; "any": may be any of them; nil: a
+-- single word without a type) and its kind ("load", "store", "async"). An address without a state space is generic; in these kernels it comes from a table in global memory.
 local function access(op)
   if op:find "^cp%.async%.c[ag]%.shared" then return nil, "any", "async" end
   local kind = op:match "^ld" and "load" or op:match "^st" and "store"

@@ -207,7 +207,7 @@ local function rebuild(st, source)
   if not rebuild_due(st) then return end
   capture.refuse "DDP orders its buckets in its second iteration; capture the step with warmup = 2"
   st.rebuilt = true
-  -- Appends parameters without a gradient, so that the list is complete on every rank.
+  -- With static_graph, the parameters that got no gradient are appended, so that they have a bucket, too.
   if st.static then
     for k = #st.params, 1, -1 do
       if not st.counts[k] and not st.is_late[st.params[k]] then st.arrival[#st.arrival + 1] = k end

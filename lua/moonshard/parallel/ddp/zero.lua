@@ -55,7 +55,7 @@ end
 ---@type fun(hook: fun(state: any, bucket: Bucket): any, ddp: DDP, zero: ZeroRedundancyOptimizer): fun(state: any, bucket: Bucket): any
 M.hook_with_zero_step = make("hook_with_zero_step", false)
 
---- As hook_with_zero_step, but steps a bucket as soon as its own gradients are reduced.
+--- As hook_with_zero_step, but steps a bucket's parameters as soon as its own gradients are reduced.
 ---@param hook function  reduces the gradients
 ---@param ddp DDP  the module in nn.DDP
 ---@param zero ZeroRedundancyOptimizer  made with overlap_with_ddp

@@ -103,7 +103,7 @@ end
 ---@param A Tensor  [..., N, N]
 ---@param B Tensor  [..., N, K], or vectors: [N], or A's shape without its last dimension; batches broadcast
 ---@param given? { left: boolean }  left: false solves X A = B (default: true)
----@return Tensor X  of B's shape, in the broadcast batch
+---@return Tensor X  of B's shape, with the batch dimensions of A and B broadcast
 function M.solve(A, B, given)
   local o = opts("linalg.solve", given, { left = true })
   matrices("linalg.solve", A, "A")
@@ -129,7 +129,7 @@ end
 ---@param given { upper: boolean, left: boolean, unitriangular: boolean }
 ---   upper: whether the triangle is the upper one (required); left: false solves X A = B (default: true);
 ---   unitriangular: the diagonal counts as ones and is not read (default: false)
----@return Tensor X  of B's shape, in the broadcast batch
+---@return Tensor X  of B's shape, with the batch dimensions of A and B broadcast
 function M.solve_triangular(A, B, given)
   local who = "linalg.solve_triangular"
   local o = opts(who, given, { upper = opts.option(opts.boolean, opts.required), left = true, unitriangular = false })
