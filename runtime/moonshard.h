@@ -296,7 +296,7 @@ typedef struct {
 //   conv_transpose1d conv_transpose2d conv_transpose3d  i: stride..., padding..., more..., dilation..., groups
 //   max_pool avg_pool                           i: dims, mode, count_padding, divisor, size...
 //   im2col                                      i: kernel, kernel, stride, stride, pad, pad, dilation, dilation
-//   col2im                                      i: the eight of im2col, then height, width (of the image)
+//   col2im                                      i: size... (the eight of im2col), height, width (of the image)
 //   resample                                    i: dims, kind, align, size..., before...; f: distance...
 //   rnn                                         i: reverse?, relu?
 //   lstm gru                                    i: reverse?
