@@ -20,7 +20,7 @@
 static char met_text[TEXT];  // message of the latest published error that this rank has met
 // Message of the latest call that failed on every member, up to the point where the members' texts differ; "": none.
 static char raised[TEXT];
-static ms_resumption raised_behind;  // if `raised` names a member at a later call (LATER): that member's place
+static ms_resumption raised_behind;  // if `raised` contains LATER: the place of the member at the later call
 // next: the place in the script of this rank's next collective, until a collective sends it. enclosing: the place of
 // the library call in progress, which may issue several collectives.
 static ms_resumption next, enclosing;

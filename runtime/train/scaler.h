@@ -5,7 +5,7 @@
 
 #include "train/pass.h"
 
-// Lists an optimizer's step that has just been recorded. p is NULL if there was no memory for it.
+// Adds an optimizer's step that has just been recorded to c's list of them. p is NULL if there was no memory for it.
 void ms__choices_pass(ms_captured *c, ms_pass *p);
 // At the end of the recording: makes GPUs decide what they can.
 ms_status ms__choices_end(ms_captured *c);

@@ -152,7 +152,7 @@ function M.new(work)
         elseif line:find("/moonshard-save-ends", 1, true) then
           inside = false
         elseif inside and kind == "inside" and call == "renameat2" then
-          list.renames = list.renames or #list + 1        -- not in the list: strace makes it fail in any case
+          list.renames = list.renames or #list + 1        -- the call itself is not listed: strace makes all fail
         elseif inside and (pid == main or counts[pid][call] > (before[call] or 0)) then
           list[#list + 1] = { call = call, n = counts[pid][call], line = line }
         end

@@ -243,7 +243,7 @@ typedef struct plan {
     entry *e[2][2];                  // [whether the part is the last][whether the block is the last]
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
     int64_t slots;  // pieces of scratch memory: one for each thread, or one for each task if tasks are fewer
-    char *room[3], *sums, *scratch;  // sums: the current blocks' gradients of the weight, without block 0's
+    char *room[3], *sums, *scratch;  // sums: gradients of the weight, of the blocks but block 0
     int status;                      // the dnnl_status_t of `divide` or a task that failed, else 0
 } plan;
 

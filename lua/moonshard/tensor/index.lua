@@ -106,7 +106,7 @@ local function start(t, key)
   local n = #t.shape
   for name in pairs(key) do
     if type(name) ~= "number" then
-      errors.raise("index: the key has the name %s, expected a list with an entry for each dimension", errors.show(name))
+      errors.raise("index: the key has a field named %s, expected a list with an entry for each dimension", errors.show(name))
     end
   end
   if used > n then

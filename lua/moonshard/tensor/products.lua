@@ -18,7 +18,7 @@ local function check_dims(who, t, what, n)
   end
 end
 
---- The product of each element of a vector with each element of another. Errors: a tensor of other than 1 dimension.
+--- The product of each element of a vector with each element of another. Errors: a tensor that is not 1-d.
 ---@param u Tensor  [M]
 ---@return Tensor  [N, M] if t has shape [N]
 function methods.outer(t, u)
@@ -27,7 +27,7 @@ function methods.outer(t, u)
   return scope.run("outer", function() return methods.unsqueeze(t, 2) * methods.unsqueeze(u, 1) end)
 end
 
---- The sum of the products of two vectors' elements. Errors: other than 1 dimension, different sizes.
+--- The sum of the products of two vectors' elements. Errors: tensors that are not 1-d, different sizes.
 ---@param u Tensor  of t's shape
 ---@return Tensor  []
 function methods.dot(t, u)

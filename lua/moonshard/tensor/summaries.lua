@@ -182,8 +182,8 @@ function methods.histc(t, bins, low, high)
   return scope.run("histc", histogram, t, bins, low, high)
 end
 
---- Counts how often each number from 0 occurs, or adds weights. No gradient. Errors: negative numbers, other than 1
---- dimension, a dtype other than int64 and int32, weights of another shape.
+--- Counts how often each number from 0 occurs, or adds weights. No gradient. Errors: negative numbers, a tensor
+--- that is not 1-d, a dtype other than int64 and int32, weights of another shape.
 ---@param given? { weights: Tensor, minlength: integer }
 ---   weights: a tensor of t's shape, whose elements are added in place of 1; minlength: lowest size of the result
 ---   (default: 0)

@@ -198,7 +198,7 @@ end
 
 -- ---- several ranks -----------------------------------------------------------------------------------
 
---- Runs the examples of pages for several ranks, as one rank; rank 0 writes their results to `path`.
+--- On each rank, runs the examples of the pages for several ranks; rank 0 writes their results to `path`.
 function M.rank(root, path)
   local pages = require "docs.collect".pages()
   blind = ms.dist.rank() > 0

@@ -167,12 +167,16 @@ inline void run_until(const std::function<bool()> &done)
     std::erase(all.awaited, &done);
 }
 
-inline void step()  // waits until an item has run, so that a loop over cudaEventQuery ends
+// Lets an item run, so that a loop over cudaEventQuery ends. Waits 10 ms at most: an item of a hanging GPU never ends.
+inline void step()
 {
     std::unique_lock<std::mutex> hold(all.lock);
     uint64_t before = all.steps;
-    hold.unlock();
-    run_until([=] { return all.steps > before || !all.queued; });
+    const std::function<bool()> done = [=] { return all.steps > before || !all.queued; };
+    all.awaited.push_back(&done);
+    all.work.notify_one();
+    all.ran.wait_for(hold, std::chrono::milliseconds(10), done);
+    std::erase(all.awaited, &done);
 }
 
 // ---- eager and lazy ----

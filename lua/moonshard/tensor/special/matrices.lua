@@ -197,7 +197,7 @@ local function svd(who, A, full)
   return outputs(3)
 end
 
---- The singular value decomposition A = U diag(S) Vh. The gradients of U and Vh need singular values that differ; the
+--- The singular value decomposition A = U diag(S) Vh. The gradients of U and Vh need distinct singular values; the
 --- vectors' signs are arbitrary. Errors: values that are inf or nan.
 ---@param A Tensor  [..., M, N]
 ---@param given? { full_matrices: boolean }
@@ -228,8 +228,8 @@ local function eigh(who, A, given)
   return outputs(2)
 end
 
---- The eigenvalues and eigenvectors of symmetric matrices. The gradient of the vectors needs values that differ; the
---- vectors' signs are arbitrary. Errors: values that are inf or nan.
+--- The eigenvalues and eigenvectors of symmetric matrices. The gradient of the eigenvectors needs distinct eigenvalues;
+--- the eigenvectors' signs are arbitrary. Errors: elements that are inf or nan.
 ---@param A Tensor  [..., N, N]
 ---@param given? { uplo: string }  uplo: the triangle that is read, "L" or "U" (default: "L")
 ---@return Tensor eigenvalues  [..., N], ascending

@@ -237,7 +237,7 @@ function Session:bury()
   for r, rank in pairs(self.ranks) do
     if rank.exit then first = r end                     -- os.exit ended the job, even if peers were gone first
   end
-  -- What the ranks print now is about the end of the job.
+  -- Shows what the ranks have printed so far, and keeps what they print from here on: it is about the end of the job.
   self:drain()
   self.out:tick(lib.ms_time())
   self.out = merge.output(self.all, HOLD, function(text) kept[#kept + 1] = text end)
