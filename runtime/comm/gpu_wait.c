@@ -122,8 +122,8 @@ ms_status ms__flights_check(void)
     static const ms_group *group;
     if (MS_LIKELY(!first)) return MS_OK;
     int64_t now = ms__now_ns();
-    // After a gap of half a second, the script did something else between two waits, or the process was stopped: the
-    // waiting time is counted anew.
+    // Half a second without a call: the script did something else between two waits, or the process was stopped. The
+    // waiting time then starts at 0 again.
     if (now - last_call > 500 * MS) since = 0;
     last_call = now;
     if (now - looked < 5 * MS) return MS_OK;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/gpus.h -- collectives of tensors that stay on GPUs, in a group within one node. A part of comm/internal.h,
-// which includes it.
+// comm/gpus.h -- collectives of tensors that stay on GPUs, in a group within one node. A part of comm/internal.h, and
+// included only there.
 #ifndef MS_COMM_GPUS_H
 #define MS_COMM_GPUS_H
 

@@ -12,7 +12,7 @@ local long = os.getenv "MOONSHARD_LONG"
 
 -- device: the ranks' default device; without it the spec itself puts tensors on the GPU. filter: only these tests;
 -- without: not these (node_suites_spec.lua says what only MOONSHARD_LONG=1 adds). NCCL moves no tensor of the CPU, so
--- of suites on both devices, one runs on both, and the others on the GPU alone.
+-- suites with tests of both devices run those of the GPU alone, but for one.
 local suites = {
   { "spec/cuda/sharded_spec.lua" },
   { "spec/reference/exec_order_spec.lua", filter = long and "cuda" or "on.3.ranks,.cuda" },

@@ -197,9 +197,9 @@ end
 
 local PIECE, PIECES = 65536, 256
 
---- A hash of the sizes and contents of the documents, to distinguish corpora. With n documents it covers all of a
---- document of up to about 16 / n MiB, at least 128 KiB; of a larger one, pieces at equal distances, of which the first
---- is its beginning and the last its end.
+--- A hash of the sizes and contents of the documents, to distinguish corpora. With n documents it covers
+--- the whole of a document of at most about 16 / n MiB (or 128 KiB, if that is more). A larger document is covered by
+--- pieces at equal distances, from its beginning to its end.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0

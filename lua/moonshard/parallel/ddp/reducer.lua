@@ -237,7 +237,7 @@ local function finish_now(st)
 end
 
 -- Called at the end of the outermost backward. With find_unused_parameters or static_graph, also called after a forward
--- of which no output requires a gradient.
+-- if none of its outputs requires a gradient.
 local function finish(st)
   local ok, message = pcall(finish_now, st)
   if not ok then

@@ -102,7 +102,7 @@ end
 -- Interrupts Lua code that calls no operator. Compiled code does not run hooks, so input is interpreted. A pcall in the
 -- script may catch the error, so it is raised again at the script's next instruction, until the prompt is reached. It
 -- is not raised in the library, which may be between a change of state and the pcall that undoes it; the library's next
--- operator fails by itself. The error is raised there too if the library does not return within 200000 instructions.
+-- operator fails by itself. After 200000 instructions inside the library, the error is raised there, too.
 local heard, steps = 0, 0
 local thrown = false
 local library = errors.library

@@ -37,9 +37,9 @@ local MODELS = {
 
 -- On 3 ranks, by which few sizes can be divided, every combination runs, and on 4 those of hybrid_shard. Elsewhere each
 -- model, strategy and dtype has one of its combinations of offload and use_orig_params, in turn, so that each of these
--- meets each model, each strategy and each dtype: another number of ranks changes the sizes of shards and the number of
--- empty pieces, of which 3 ranks have both kinds. MOONSHARD_LONG=1 (scripts/test --long) runs all on every number of
--- ranks; so do the specs that run this one on a GPU.
+-- meets each model, each strategy and each dtype: other numbers of ranks change only the sizes of shards and which of
+-- them are empty, and 3 ranks have empty shards and others. MOONSHARD_LONG=1 (scripts/test --long) runs all
+-- combinations on every number of ranks; so do the specs that run this one on a GPU.
 local all = os.getenv "MOONSHARD_LONG" or os.getenv "MOONSHARD_SPEC_DEVICE"
 
 local function options_of(model, world, strategy, turn)

@@ -11,7 +11,8 @@ for world = 1, 4 do
     for k, from in ipairs(kinds.kinds(world)) do
       for _, kind in ipairs { "full", "sharded" } do
         -- Full state dicts hold whole tensors in every wrapping, and 1 or 2 ranks cut tensors at fewer places than 3
-        -- or 4. In these cases each state is loaded into a third of the wrappings, each of which gets a third of them.
+        -- or 4. In these cases each state is loaded into every third wrapping; each wrapping still loads a third of the
+        -- states.
         local sparse = kind == "full" or world < 3
         it(("is loaded into other wrappings, %s: %s"):format(kind, from[1]), function()
           local ms = require "moonshard"
