@@ -69,6 +69,20 @@ function M.ask_lines(p, lines)
   return M.ask(p, lines[#lines])
 end
 
+--- Pastes lines as a terminal does, and types Enter. Returns the lines that are printed after the echo, before the next
+--- prompt. The prompt must have been opened with M.pasting.
+---@param lines string[]
+function M.paste(p, lines)
+  p:type("\27[200~" .. table.concat(lines, "\n") .. "\27[201~\n")
+  assert(p:expect "\27[?2004l")                         -- readline has accepted the text,
+  local printed = assert(p:expect "\27[?2004h")         -- and waits for the next
+  assert(p:expect "> ")
+  return (printed:gsub("\r", ""):gsub("\27.*$", ""):gsub("\n$", ""))
+end
+
+--- The environment of a prompt whose terminal marks pastes, which readline's default asks it to.
+M.pasting = { INPUTRC = "/dev/null" }
+
 --- Types a line, and waits until it runs. The line first prints a text that it does not contain, because the terminal
 --- echoes what is typed.
 function M.run(p, line)

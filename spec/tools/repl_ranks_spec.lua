@@ -47,6 +47,11 @@ for world = 1, 4 do
       assert.are.equal("6", ask(p, "s"))
     end)
 
+    it("refuses a string that is not closed on its line at once, and runs the next line", function()
+      assert.are.equal("prompt:1: unfinished string near '\"half'", ask(p, '"half'))
+      assert.are.equal("3", ask(p, "1 + 2"))
+    end)
+
     it("completes names of the session and explains names", function()
       ask(p, "some_tensor = ms.tensor{1, 2, 3}")
       assert.are.equal("3", ask(p, "some_ten\t:nume\t()"))
@@ -293,6 +298,19 @@ describe("mpirun scripts/repl", function()
     assert(p:expect "scripts/repl --ranks 2, whose prompt outlives its ranks.")
     p:type "echo still $((40 + 3))\n"
     assert(p:expect "still 43")
+  end)
+
+  it("runs pasted lines one after the other, as does a prompt that starts its ranks", function()
+    for _, start in ipairs { { words, process.mpirun_env() }, { { "luajit", prompt.program, "--ranks", "2" }, {} } } do
+      local env = { INPUTRC = prompt.pasting.INPUTRC }
+      for name, value in pairs(start[2]) do env[name] = value end
+      local p = prompt.open(start[1], nil, env)
+      finally(function() p:finish(0) end)
+      assert.are.equal(by_rank(2, tostring) .. "\n4", prompt.paste(p, { "y = 4", "ms.dist.rank()", "y" }))
+      assert.are.equal("rank 1: 9", prompt.paste(p, { "for k = 9, 9 do", "\tif ms.dist.rank() == 1 then print(k) end", "end" }))
+      p:type "exit\n"
+      assert.are.equal(0, (p:finish(10)))
+    end
   end)
 
   it("reads a file as input", function()

@@ -48,6 +48,15 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("10\n20", prompt.ask_lines(p, { "for k = 1, 2 do", "print(k * 10)", "end" }))
     end)
 
+    it("refuses a string that is not closed on its line at once, and runs the next line", function()
+      for _, line in ipairs { '"half', "x = 'half", "print('half", "for k = 1, 2 do print('half" } do
+        assert.matches("^prompt:1: unfinished string near '.*half'$", ask(p, line))
+        assert.are.equal("3", ask(p, "1 + 2"))
+      end
+      assert.are.equal("a\nb", prompt.ask_lines(p, { "x = [[a", "b]] print(x)" }))
+      assert.are.equal("a\nb", prompt.ask_lines(p, { "x = 'a\\", "b' print(x)" }))
+    end)
+
     it("keeps the session and its tensors after an error", function()
       ask(p, "t = ms.tensor{1, 2}")
       assert.matches("expected a tensor", ask(p, "ms.cat{t, 'x'}"))
@@ -248,6 +257,39 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     end)
   end)
 end
+
+describe("lines pasted at the prompt", function()
+  local p
+  local paste = prompt.paste
+  before_each(function() p = open(ways["scripts/repl"], nil, prompt.pasting) end)
+  after_each(function() p:finish(0) end)
+
+  it("run one after the other", function()
+    assert.are.equal("4", paste(p, { "y = 4", "y" }))
+    assert.are.equal("1\n2\n6", paste(p, { "for k = 1, 2 do", "\tprint(k)", "end", "", "local w = y", "w + 2", "" }))
+    assert.are.equal("nil\n7", paste(p, { "nothing", "3 + 4" }))
+    assert.are.equal("prompt:1: unfinished string near ''half'\n7", paste(p, { "x = 'half", "3 + 4" }))
+  end)
+
+  it("may hold empty lines, and lines that continue the one before", function()
+    assert.are.equal("9", paste(p, { "function f()", "", "", "", "  return 9", "end", "f()" }))
+    assert.are.equal("12", paste(p, { "z = 5", "  + 7", "z" }))
+    assert.are.equal("Tensor float32 [] cpu\n8.", paste(p, { "t = ms.ones(2, 4)", "  :sum()", "t" }))
+    assert.are.equal("true", paste(p, { "z == 12", "  and t:item() == 8" }))
+    assert.are.equal("-12", paste(p, { "t = nil", "-z" }))
+  end)
+
+  it("are dropped by Ctrl-C where they have not run", function()
+    p:type("\27[200~while true do end\nprint 'not run'\27[201~\n")
+    assert(p:expect "\27[?2004l")
+    p:read(0.2)
+    p:type "\3"
+    local text = assert(p:expect "> ")
+    assert.matches("interrupted", text)
+    assert.is_nil(text:find "not run")
+    assert.are.equal("7", paste(p, { "3 + 4" }))
+  end)
+end)
 
 describe("the history of the prompt", function()
   local up = "\27[A"

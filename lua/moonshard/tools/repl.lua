@@ -79,6 +79,33 @@ local function command_of(line, session)
   return name:find "^[%w_.:*]*$" and "help" or nil, name
 end
 
+-- Whether a line of a paste continues the line before it, although that is complete: neither a statement nor an
+-- expression begins so.
+local function continues(line)
+  return line:find "^%s*[.:+*/%%^]" ~= nil or line:find "^%s*and%f[^%w_]" ~= nil or line:find "^%s*or%f[^%w_]" ~= nil
+end
+
+-- Wraps a reader: the lines of a paste, which readline returns as one text, are returned one after the other. Ctrl-C
+-- drops those that have not been returned.
+local function one_by_one(read)
+  local pasted, sigints = {}, 0
+  return function(prompt, before, session)
+    if state.sigints ~= sigints then pasted = {} end
+    if pasted[1] then return table.remove(pasted, 1), false, pasted[1] ~= nil end
+    local text, given_up = read(prompt, before, session)
+    if not text or not text:find "\n" then return text, given_up, false end
+    sigints = state.sigints
+    for line in (text:gsub("%s+$", "") .. "\n"):gmatch "(.-)\n" do
+      if pasted[1] and continues(line) then
+        pasted[#pasted] = pasted[#pasted] .. "\n" .. line
+      else
+        pasted[#pasted + 1] = line
+      end
+    end
+    return table.remove(pasted, 1), false, pasted[1] ~= nil
+  end
+end
+
 --- Ends every rank of a job, because all ranks would read from the same terminal.
 function M.refuse_ranks()
   local dist = require "moonshard.dist"
@@ -98,7 +125,7 @@ function M.run(given)
   local session = given and given.session or alone
   if session == alone then M.refuse_ranks() end
   local reader = require "moonshard.tools.prompt.readline"
-  local read = reader and reader(M, session) or plain_reader
+  local read = one_by_one(reader and reader(M, session) or plain_reader)
   if not (given and given.quiet) then
     io.stdout:write(("Moonshard on %s (%s)%s: the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION
       and jit.version or "Lua", jit.arch, session.world and (", %d ranks"):format(session.world) or ""))
@@ -107,7 +134,7 @@ function M.run(given)
   if rawget(_G, "ms") == nil then rawset(_G, "ms", package.loaded.moonshard) end
   local text, target
   while true do
-    local line, given_up = read(text and ">> " or "> ", text, session)
+    local line, given_up, more_follow = read(text and ">> " or "> ", text, session)
     if line == nil or session.over then break end
     local command, name = nil, nil
     if not text and not given_up then command, name = command_of(line, session) end
@@ -135,7 +162,7 @@ function M.run(given)
       elseif not more then
         io.stdout:write(message, "\n")
         text = nil
-      elseif line == "" and text:match "\n\n\n$" then   -- three empty lines discard an unfinished statement
+      elseif line == "" and not more_follow and text:match "\n\n\n$" then -- three empty lines discard an unfinished statement
         io.stdout:write(message, "\n")
         text = nil
       end

@@ -17,8 +17,16 @@ local M = {}
 
 -- Whether Lua's message says that the input ended too early. If Lua expected '=', the input is complete: an expression
 -- after a statement.
-local function incomplete(message)
+local function ended_early(message)
   return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected"
+end
+
+-- Compiles a text. Returns nil, Lua's message, and whether the input ended too early. No line can close a string that
+-- is open at the end of a line, unless a backslash continues it: Lua's message about the text and a newline tells.
+local function load_text(text)
+  local chunk, message = loadstring(text, "=prompt")
+  if message and message:find "unfinished string" then message = select(2, loadstring(text .. "\n", "=prompt")) end
+  return chunk, message, ended_early(message)
 end
 
 -- The expression is passed as an argument, because a tail call would hide its line from messages. The newline ends a
@@ -39,14 +47,14 @@ function M.compile(text)
   if chunk then return chunk end
   -- A local variable would end with its line, so it becomes a global of the session.
   local body = text:gsub("^%s*local%s+function%s", "function "):gsub("^%s*local%s+([%a_][%w_%s,]*=[^=])", "%1")
-  local message
-  chunk, message = loadstring(body, "=prompt")
+  local message, more
+  chunk, message, more = load_text(body)
   if chunk then return chunk end
   local statements, last = body:match "^(.*;)(.-)$"
   chunk = statements and compile_expression(statements, last)
   if chunk then return chunk end
-  local _, unfinished = loadstring("return " .. expression, "=prompt")
-  return nil, message, incomplete(message) or incomplete(unfinished)
+  if not more then more = select(3, load_text("return " .. expression)) end
+  return nil, message, more
 end
 
 -- The text of any error value; its __tostring may fail or not return a string.

@@ -31,6 +31,7 @@ local function load(session)
       extern void (*rl_prep_term_function)(int);
       extern void (*rl_deprep_term_function)(void);
       int rl_tty_set_echoing(int);
+      char *rl_variable_value(const char *);
       extern void *rl_instream;
       void *moonshard_fopen(const char *, const char *) __asm__("fopen");
       void rl_replace_line(const char *, int);
@@ -148,8 +149,18 @@ local function attach(repl, session)
   -- If keys arrive through the launcher, launched.lua sets the terminal's modes; readline only asks for its size.
   if session.keys then
     library.rl_instream = ffi.C.moonshard_fopen("/dev/tty", "r")
-    anchors.prepare = ffi.cast("void (*)(int)", function() library.rl_tty_set_echoing(1) end)
-    anchors.restore = ffi.cast("void (*)(void)", function() end)
+    -- The terminal marks a paste, as readline's own functions ask it to.
+    local function switch_marks(text)
+      local value = library.rl_variable_value "enable-bracketed-paste"
+      if value == nil or ffi.string(value) ~= "on" then return end
+      io.stdout:write(text)
+      io.stdout:flush()
+    end
+    anchors.prepare = ffi.cast("void (*)(int)", function()
+      library.rl_tty_set_echoing(1)
+      switch_marks "\27[?2004h"
+    end)
+    anchors.restore = ffi.cast("void (*)(void)", function() switch_marks "\27[?2004l\r" end)
     library.rl_prep_term_function, library.rl_deprep_term_function = anchors.prepare, anchors.restore
   end
   anchors.breaks = ffi.new("char[64]", " \t\n\"\\'`><=;+-*%^~#{}()[],|&")

@@ -91,7 +91,7 @@ function Session:read_keys()
   if n <= 0 then self.asking = false end                -- end of input or an error: the prompt's next read meets it too
   for k = 0, n - 1 do
     if buffer[k] == 3 then
-      state.interrupted, self.keys = 1, ""
+      state.interrupted, state.sigints, self.keys = 1, state.sigints + 1, ""
     else
       self.keys = self.keys .. string.char(buffer[k])
     end
