@@ -63,6 +63,63 @@ describe("lr_scheduler", function()
     assert.are.equal(opt.param_groups[2].lr, opt2.param_groups[2].lr)
   end)
 
+  it("continues composed schedules from their state, whatever the optimizer's learning rate was when they were made", function()
+    local s = lr_scheduler
+    local function exponential(o) return s.exponential(o, { gamma = 0.5 }) end
+    local function warm_then_fall(o)
+      local flat = s.constant(o, { factor = 0.1, steps = 2 })
+      return s.sequential(o, { schedules = { flat, exponential(o) }, milestones = { 2 } })
+    end
+    local kinds = {
+      chained = function(o) return s.chained(o, { s.constant(o, { factor = 1 }), exponential(o) }) end,
+      sequential = warm_then_fall,
+      nested = function(o)
+        local both = s.chained(o, { exponential(o), s.linear(o, { steps = 8 }) })
+        return s.sequential(o, { schedules = { both, warm_then_fall(o) }, milestones = { 3 } })
+      end,
+      remembering = function(o)
+        return s.sequential(o, { schedules = { exponential(o), s.multiplicative(o, function(t) return 1 / t end),
+          s.swa(o, { swa_lr = 0.25, anneal_steps = 4 }) }, milestones = { 1, 4 } })
+      end,
+    }
+    local function new()
+      local params = {}
+      for k = 1, 2 do params[k] = { params = { nn.Parameter(ms.ones(1)) }, lr = 4 / k } end
+      return optim.SGD(params, { lr = 1 })
+    end
+    for name, make in ms.sorted_pairs(kinds) do
+      for at = 1, 6 do
+        local o = new()
+        local whole = make(o)
+        for _ = 1, at do whole:step() end
+        local saved, own = o:state_dict(), ms.deepcopy(whole:state_dict())
+        local resumed = new()
+        resumed:load_state_dict(saved)
+        local again = make(resumed)
+        again:load_state_dict(own)
+        for _ = 0, 3 do
+          assert.are.same(whole:get_last_lr(), again:get_last_lr(), ("%s after %d steps"):format(name, at))
+          assert.are.equal(whole:get_last_lr()[2], resumed.param_groups[2].lr)
+          whole:step()
+          again:step()
+        end
+      end
+    end
+    local o = new()
+    local schedule = kinds.chained(o)
+    local sd = schedule:state_dict()
+    sd.parts = nil                      -- as states of version 1.0
+    sd.step, sd.base_lrs = 2, { 8, 16 }
+    schedule:load_state_dict(sd)
+    assert.are.same({ 2, 4 }, schedule:get_last_lr())
+    sd = schedule:state_dict()
+    sd.parts[2].step = 1.5
+    raises("lr_scheduler: load_state_dict: parts[2].step is a number (1.5), expected a whole number from 0", function() schedule:load_state_dict(sd) end)
+    sd.parts[2] = nil
+    raises("lr_scheduler: load_state_dict: the number of parts is 1, expected that of the schedule's, 2",
+      function() schedule:load_state_dict(sd) end)
+  end)
+
   it("refuses arguments that are no optimizer or function, and unknown names", function()
     assert.is_false(pcall(lr_scheduler.cosine, {}, { steps = 1 }))
     assert.is_false(pcall(lr_scheduler.lambda, optim.SGD { nn.Parameter(ms.zeros(1)) }, 3))

@@ -239,6 +239,7 @@ function M.sequential(optimizer, given)
     return o.schedules[k], t - (o.milestones[k - 1] or 0)
   end
   return new("sequential", optimizer, {
+    parts = o.schedules,
     lr_at = function(_, t, k)
       local part, since = part_of(t)
       return part:lr_at(since, k)
@@ -279,7 +280,7 @@ end
 ---@return LRScheduler
 function M.chained(optimizer, schedules)
   check_parts("chained", optimizer, schedules)
-  return new("chained", optimizer, { lr_at = function(self, t, k)
+  return new("chained", optimizer, { parts = schedules, lr_at = function(self, t, k)
     local base = self.base_lrs[k]
     local lr = base
     for _, part in ipairs(schedules) do lr = lr * (base == 0 and 1 or part:lr_at(t, k) / base) end

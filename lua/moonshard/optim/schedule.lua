@@ -24,12 +24,17 @@ local function initial_lr(group)
   return was and was[1] == group.lr and was[2] or group.lr
 end
 
+local function begin_group(self, k, lr)
+  self.base_lrs[k] = self.base_lrs[k] or lr
+  for _, part in ipairs(self.parts or {}) do begin_group(part, k, lr) end
+end
+
 -- Sets the groups' learning rates of the current step.
 local function apply(self)
   local groups = self.optimizer.param_groups
   self.last_lr = {}
   for k, group in ipairs(groups) do
-    if not self.base_lrs[k] then self.base_lrs[k] = initial_lr(group) end      -- the group was added later
+    if not self.base_lrs[k] then begin_group(self, k, initial_lr(group)) end   -- the group was added later
     local lr = self:lr_at(self.count, k)
     if type(lr) ~= "number" or lr ~= lr then
       opts.wrong(lr, "a number other than NaN", "lr_scheduler.%s: the learning rate of step %d", self.kind, self.count)
@@ -51,32 +56,58 @@ end
 function Scheduler:get_last_lr() return self.last_lr end
 
 --- The state for a checkpoint: steps taken, the initial learning rates, and what the kind of schedule remembers.
----@return { step: integer, base_lrs: number[] }
+---@return { step: integer, base_lrs: number[], parts: table[]? }
+---   parts: the states of the schedules that `sequential` or `chained` is made of
 function Scheduler:state_dict()
   local sd = { step = self.count, base_lrs = { unpack(self.base_lrs) } }
   for _, name in ipairs(self.remembers or {}) do sd[name] = self[name] end
+  if self.parts then
+    sd.parts = {}
+    for k, part in ipairs(self.parts) do sd.parts[k] = part:state_dict() end
+  end
   return sd
 end
 
---- Continues from a state dict.
----@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group
-function Scheduler:load_state_dict(sd)
+-- Checks a state dict. where: the entry of the script's state dict that has it, or "".
+local function check_state(self, sd, where)
+  local who = "lr_scheduler: load_state_dict: "
   opts.need(type(sd) == "table" and type(sd.step) == "number" and type(sd.base_lrs) == "table", sd,
-    "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
-  opts.expect(sd.step, opts.whole_from(0), "lr_scheduler: load_state_dict: step")
+    "a table with step and base_lrs", who .. (where == "" and "argument 1" or where:sub(1, -2)))
+  opts.expect(sd.step, opts.whole_from(0), "%s%sstep", who, where)
   local groups = self.optimizer.param_groups
   if #sd.base_lrs ~= #groups then
-    raise("lr_scheduler: load_state_dict: the number of base_lrs is %d, expected that of the optimizer's groups, %d", #sd.base_lrs, #groups)
+    raise("%sthe number of %sbase_lrs is %d, expected that of the optimizer's groups, %d", who, where, #sd.base_lrs, #groups)
   end
   for k, lr in ipairs(sd.base_lrs) do
-    opts.need(type(lr) == "number" and lr == lr, lr, "a number other than NaN",
-      "lr_scheduler: load_state_dict: base_lrs[%d]", k)
+    opts.need(type(lr) == "number" and lr == lr, lr, "a number other than NaN", "%s%sbase_lrs[%d]", who, where, k)
   end
-  for _, name in ipairs(self.remembers or {}) do
-    opts.expect(sd[name], opts.number, "lr_scheduler: load_state_dict: %s", name)
+  for _, name in ipairs(self.remembers or {}) do opts.expect(sd[name], opts.number, "%s%s%s", who, where, name) end
+  if not self.parts or sd.parts == nil then return end
+  opts.expect(sd.parts, opts.table, "%s%sparts", who, where)
+  if #sd.parts ~= #self.parts then
+    raise("%sthe number of %sparts is %d, expected that of the schedule's, %d", who, where, #sd.parts, #self.parts)
   end
-  self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
+  for k, part in ipairs(self.parts) do check_state(part, sd.parts[k], ("%sparts[%d]."):format(where, k)) end
+end
+
+local function begin_with(self, lrs)
+  self.base_lrs = { unpack(lrs) }
+  for _, part in ipairs(self.parts or {}) do begin_with(part, lrs) end
+end
+
+local function take_state(self, sd)
+  begin_with(self, sd.base_lrs)         -- states of version 1.0 have no parts
+  self.count = sd.step
   for _, name in ipairs(self.remembers or {}) do self[name] = sd[name] end
+  for k, part in ipairs(sd.parts and self.parts or {}) do take_state(part, sd.parts[k]) end
+end
+
+--- Continues from a state dict.
+---@param sd { step: integer, base_lrs: number[], parts: table[]? }
+---   step: steps taken; base_lrs: one for each group; parts: the states of the schedules that this one is made of
+function Scheduler:load_state_dict(sd)
+  check_state(self, sd, "")
+  take_state(self, sd)
   apply(self)
 end
 
@@ -101,8 +132,8 @@ M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Sch
 ---@param kind string  the function's name
 ---@param optimizer Optimizer
 ---@param fields table  lr_at(self, step, k): the learning rate of group k; each(self, group, step, k): called afterwards
----   for what else the schedule sets; remembers: names of number fields that belong to the state; other fields are the
----   schedule's own
+---   for what else the schedule sets; remembers: names of number fields that belong to the state; parts: the schedules
+---   that this one is made of; other fields are the schedule's own
 ---@return LRScheduler
 function M.new(kind, optimizer, fields)
   opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",

@@ -201,8 +201,8 @@ local function converted(p, part, dtype, o, mine)
 end
 
 --- Returns `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}` with whole tensors,
---- sharded tensors or this rank's parts, depending on type. With rank0_only all other ranks get an empty table. FSDP
---- instances with no_shard always give whole tensors.
+--- sharded tensors or this rank's parts, depending on type; whole tensors are copies. With rank0_only all other ranks
+--- get an empty table. FSDP instances with no_shard always give whole tensors.
 ---@param m table  the model whose parameters optim steps
 ---@param optim table  an optimizer of optim
 ---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}  type: "full", "sharded" or "local"; offload_to_cpu: whole tensors are moved to the CPU
@@ -235,6 +235,7 @@ function M.optim_state_dict(m, optim, given)
   local mine = not o.rank0_only or agree.is_first(groups)
   local fields, out = common_fields(names, by_name, reported), { state = {}, param_groups = {} }
   complete(listed, names, group, own.empty, reported)
+  local copies = state.is_whole(m, o.type)
   agree.together(groups, function()
     for _, name in ipairs(names) do
       local entry, p, whole = entries[name], by_name[name], nil
@@ -245,7 +246,8 @@ function M.optim_state_dict(m, optim, given)
             whole[key] = converted(p, entry and entry[key], field.dtype, o, mine)
           elseif entry then
             local v = entry[key]
-            whole[key] = o.offload_to_cpu and tensor.is_tensor(v) and v:to "cpu" or v
+            local moved = o.offload_to_cpu and tensor.is_tensor(v) and v:to "cpu" or v
+            whole[key] = copies and tensor.is_tensor(v) and rawequal(moved, v) and v:clone() or moved
           else
             whole[key] = field.value
           end

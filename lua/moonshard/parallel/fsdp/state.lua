@@ -5,6 +5,7 @@ local assign = require "moonshard.parallel.fsdp.assign"
 local errors = require "moonshard.core.errors"
 local flat = require "moonshard.parallel.fsdp.flat"
 local log = require "moonshard.core.log"
+local materialize = require "moonshard.parallel.fsdp.materialize"
 local module = require "moonshard.parallel.fsdp.module"
 local Module = require "moonshard.nn.module".Module
 local no_grad = require "moonshard.autograd".no_grad
@@ -27,9 +28,39 @@ function M.kind_of(t, kind)
   return "full"
 end
 
+--- Whether a state dict of this type has whole tensors only: then all of them are copies.
+function M.is_whole(m, kind)
+  local units = module.units_below(m)
+  for _, unit in ipairs(units) do
+    if kind ~= "full" and not sharded.is_replicated(unit) then return false end
+  end
+  return kind == "full" or #units > 0
+end
+
+-- The parameters and buffers that instances of fsdp.FSDP below m ignore: they stay the script's own.
+local function ignored_below(m)
+  local set = {}
+  for _, unit in ipairs(module.units_below(m)) do
+    for p in pairs(unit.ignored_params or {}) do set[p] = true end
+    for sub in pairs(unit.ignored_modules or {}) do
+      for _, t in ipairs(materialize.own(sub)) do set[t] = true end
+    end
+  end
+  return set
+end
+
+-- A tensor that is not sharded, as a state dict has it: in its original dtype if it is a buffer that was cast for
+-- computation.
+local function own_or_copy(t, copies)
+  local dtype = rawget(t, "_original_dtype")
+  if dtype and dtype ~= t.dtype then return t:detach():to(dtype) end
+  return copies and t:detach():clone() or t:detach()
+end
+
 --- Returns every parameter and persistent buffer by name. "full": plain whole tensors; "sharded": sharded tensors;
---- "local": this rank's parts. With rank0_only, ranks other than 0 get an empty table. Only gathered tensors and those
---- cast or moved to the CPU are copies. FSDP instances with no_shard always give whole tensors.
+--- "local": this rank's parts. Whole tensors are copies, but not those of ignored modules and parameters, nor those
+--- beside sharded ones, unless they are cast or moved to the CPU. With rank0_only, ranks other than 0 get an empty
+--- table. FSDP instances with no_shard always give whole tensors.
 ---@param m table  a model with sharded modules
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"; offload_to_cpu: tensors that are not sharded are moved to the CPU
 ---@return table<string, Tensor>
@@ -42,14 +73,14 @@ function M.state_dict(m, given)
     module.reshard_all(m)
     writeback.write_back_all(module.units_below(m))
     local names, values = m:_state()
-    local sd, gathered = {}, {}
+    local sd, gathered, copies, ignored = {}, {}, M.is_whole(m, o.type), ignored_below(m)
     for i, name in ipairs(names) do
       local t = values[i]
       local kind = M.kind_of(t, o.type)
       local out
       if not sharded.is_sharded(t) then
-        local dtype = rawget(t, "_original_dtype")        -- set for a buffer that was cast for computation
-        out = dtype and dtype ~= t.dtype and t:detach():to(dtype) or t:detach()
+        out = gathered[t] or mine and own_or_copy(t, copies and not ignored[t])
+        gathered[t] = out
       elseif kind == "sharded" then
         out = rawget(t, "_pieces") and sharded.around(t, t:to_local():detach()) or t:detach()
       elseif kind == "local" then

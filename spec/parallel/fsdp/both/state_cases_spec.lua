@@ -142,6 +142,28 @@ for world = 1, 4 do
       end
     end)
 
+    it("of type full is a copy that later steps do not change, also of buffers and of what is not sharded", function()
+      local ms, nn, fsdp, _, quietly = load()
+      local way_of = { unpack(ways) }
+      way_of[#way_of + 1] = { "no_shard", function(m) return ways[1][2](m, { sharding_strategy = "no_shard" }) end, "sharded" }
+      for _, way in ipairs(way_of) do
+        local model = net(1)
+        model.tail:append(nn.BatchNorm1d(1, { affine = false }))
+        model.tail:register_buffer("again", model.tail[3].running_mean)
+        model = quietly(way[2], model)
+        local optim = ms.optim.Adam(model:parameters(), { lr = 0.05, amsgrad = true })
+        step(model, optim)
+        local sd, osd = fsdp.state_dict(model, { type = way[3] }), fsdp.optim_state_dict(model, optim, { type = way[3] })
+        assert.equal(sd["tail.again"], sd["tail.3.running_mean"])
+        sd, osd = { model = sd }, osd.state
+        local kept = ms.deepcopy { sd.model, osd }
+        step(model, optim)
+        assert_model({ state_dict = function() return kept[1] end }, sd.model)
+        assert_optim({ state = kept[2] }, { state = osd })
+        assert.is_false(fsdp.state_dict(model)["tail.again"]:equal(sd.model["tail.again"]))
+      end
+    end)
+
     it("has the same names and values with activation checkpoints, and loads with and without them", function()
       local _, _, fsdp = load()
       for _, way in ipairs(ways) do
