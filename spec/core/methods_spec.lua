@@ -77,6 +77,68 @@ describe("an unknown method", function()
   end)
 end)
 
+describe("a method that only another front end of data parallelism has", function()
+  local fsdp = ms.fsdp
+  local made = {}
+  setup(function()
+    ms.catch_warnings(function()
+      made = { ["fully_shard"] = fsdp.fully_shard(nn.Linear(2, 2)), ["fsdp.FSDP"] = fsdp.FSDP(nn.Linear(2, 2)),
+        ["nn.DDP"] = nn.DDP(nn.Linear(2, 2)), ["a plain module"] = nn.Linear(2, 2) }
+    end)
+  end)
+  -- Calls a method by its name in a chunk, because only a call in source text is told from a read.
+  local function call(object, name)
+    return select(2, pcall(assert(loadstring(("local m = ... m:%s(function() end)"):format(name))), object))
+  end
+
+  it("is an error that says what to write, for every method of the others", function()
+    local checked = 0
+    for _, owner in ipairs { fsdp.FSDPModule, fsdp.FSDP, nn.DDP } do
+      for name, value in ms.sorted_pairs(owner) do
+        if type(value) == "function" and not name:find "^_" and not nn.Module[name] then
+          for kind, m in ms.sorted_pairs(made) do
+            if getmetatable(m)[name] == nil then        -- m[name] would count as a field of the script's own
+              assert.matches(("unknown method '%s' of %s; %%l"):format(name, m:class_name()), call(m, name),
+                kind .. ":" .. name)
+              checked = checked + 1
+            end
+          end
+        end
+      end
+    end
+    assert.is_true(checked > 50, checked)
+  end)
+
+  for _, case in ipairs {
+    { "fully_shard", "no_sync", "FSDPLinear; write model:set_requires_gradient_sync(false) before the micro-batches" },
+    { "fully_shard", "clip_grad_norm_", "FSDPLinear; write nn.utils.clip_grad_norm_(model:parameters(), max_norm)" },
+    { "fully_shard", "summon_full_params", "FSDPLinear; write parameter:full_tensor(), or model:unshard()" },
+    { "fully_shard", "set_state_dict_type", "FSDPLinear; write fsdp.state_dict(model, { type = ... })" },
+    { "fsdp.FSDP", "set_requires_gradient_sync", "FSDP; write model:no_sync(function() ... end) around" },
+    { "fsdp.FSDP", "set_reshard_after_forward", "FSDP; write fsdp.FSDP's option sharding_strategy" },
+    { "nn.DDP", "set_requires_gradient_sync", "DDP; write model:no_sync(function() ... end) around" },
+    { "nn.DDP", "clip_grad_norm_", "DDP; write nn.utils.clip_grad_norm_(model:parameters(), max_norm)" },
+    { "nn.DDP", "_set_static_graph", "DDP; write nn.DDP's option static_graph" },
+    { "nn.DDP", "full_optim_state_dict", "DDP; write optimizer:state_dict()" },
+    { "nn.DDP", "parametrs", "DDP; did you mean 'parameters'?" },
+    { "a plain module", "no_sync", "Linear; wrap the model first: nn.DDP(model), or fsdp.FSDP(model)" },
+    { "a plain module", "unshard", "Linear; call fsdp.fully_shard(model) first" },
+  } do
+    local kind, name, text = unpack(case)
+    it(("is an error on %s: %s"):format(kind, name), function()
+      local got = call(made[kind], name)
+      assert.truthy(got:find(("unknown method '%s' of %s"):format(name, text), 1, true), got)
+    end)
+  end
+
+  it("is no error where a script only tests for it", function()
+    local m = made.fully_shard
+    local called
+    if m.no_sync then m:no_sync(function() end) else called = false end
+    assert.is_false(called)
+  end)
+end)
+
 describe("a schedule", function()
   it("says the learning rates of the next step", function()
     local s = optim.lr_scheduler.step(optim.SGD({ { params = { nn.Parameter(ms.ones(1)) }, lr = 1 },

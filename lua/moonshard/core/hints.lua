@@ -144,9 +144,22 @@ local within = { distributions = {
   biject_to = "apply a function such as F.softplus or x:exp() to what a layer computes",
   transform_to = "apply a function such as F.softplus or x:exp() to what a layer computes",
   kl = "use distributions.kl_divergence(p, q)",
+}, fsdp = {
+  ShardingStrategy = "a strategy is a string: fsdp.FSDP(model, { sharding_strategy = 'full_shard' })",
+  BackwardPrefetch = "it is a string: fsdp.FSDP(model, { backward_prefetch = 'pre' })",
+  no_sync = "write model:no_sync(fn) of an fsdp.FSDP instance, model:set_requires_gradient_sync(false) after fully_shard",
+  get_model_state_dict = "use fsdp.state_dict(model)", set_model_state_dict = "use fsdp.load_state_dict(model, state)",
+  get_optimizer_state_dict = "use fsdp.optim_state_dict(model, optimizer)",
+  set_optimizer_state_dict = "use fsdp.load_optim_state_dict(model, optimizer, state)",
+  unshard = "write model:unshard() after fully_shard", reshard = "write model:reshard() after fully_shard",
 }, ["nn.utils"] = {
   parametrizations = "use nn.utils.spectral_norm(layer) or nn.utils.weight_norm(layer)",
 } }
+
+for _, name in ipairs { "StateDictType", "state_dict_type", "set_state_dict_type", "FullStateDictConfig",
+  "ShardedStateDictConfig", "LocalStateDictConfig" } do
+  within.fsdp[name] = "use fsdp.state_dict(model, { type = 'full', offload_to_cpu = true, rank0_only = true })"
+end
 
 for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
   "bool" } do

@@ -69,23 +69,28 @@ local fields = setmetatable({}, { __mode = "k" })
 
 --- Called when `key` of an instance is nil, by the function that reads fields: raises if a script calls it as a method.
 --- After a read that is no call, this field of the class is not checked again: the script tests for a field of its own.
----@param cls table  the instance's class
+---@param cls table  the instance's class; its field _advice maps names to what a script must write instead
 ---@param key any  the field that was read
 ---@param level integer  stack level of the function that read the field; 1: the caller
-function M.look(cls, key, level)
+---@param inner? table  another class whose methods instances have
+function M.look(cls, key, level, inner)
   local seen = fields[cls]
   if not seen then
     seen = {}
     fields[cls] = seen
   end
-  if seen[key] then return end
-  if type(key) ~= "string" or key:sub(1, 1) == "_" or errors.is_library(level + 1) or not misspelt.is_call(key, level + 1) then
+  if seen[key] or errors.is_library(level + 1) then return end
+  local hint = cls._advice and cls._advice[key]
+  if type(key) ~= "string" or key:sub(1, 1) == "_" and not hint or not misspelt.is_call(key, level + 1) then
     seen[key] = true
     return
   end
   local names = M.names(cls)
-  local near = errors.nearest(key, names)
-  local hint = hints.method(key)
+  if inner then
+    for _, name in ipairs(M.names(inner)) do names[#names + 1] = name end
+  end
+  hint = hint or hints.method(key)
+  local near = not hint and errors.nearest(key, names)
   local advice = hint and "; " .. hint or near and ("; did you mean '%s'?"):format(near)
     or #names <= LISTED and "; it has " .. table.concat(names, ", ") or ""
   errors.raise("unknown method '%s' of %s%s", key, rawget(cls, "__name"), advice)

@@ -6,6 +6,7 @@
 --- kind; `_params`, `_buffers` and `_children` list them in order. The instance itself has no other fields than those
 --- whose names begin with "_" and array elements, so __newindex is called when a script assigns to a named field. The
 --- array elements of containers are their children (containers.lua).
+local advice = require "moonshard.core.advice"
 local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
@@ -29,6 +30,7 @@ local type, tostring, ipairs = type, tostring, ipairs
 ---@operator call: any
 ---@field training boolean  set by train() and eval()
 local Module = class("Module")
+Module._advice = advice.plain
 
 --- Whether x is a module.
 local function is_module(x) return class.isa(x, Module) end

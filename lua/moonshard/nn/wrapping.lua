@@ -1,7 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Modules that wrap another module. They add nothing to its parameters' names. Fields, methods and elements (`m[i]`)
 --- that they lack are read from the wrapped module; a method found there is called with the wrapped module as `self`.
-local rawget, rawset, type = rawget, rawset, type
+local methods = require "moonshard.core.methods"
+
+local rawget, rawset, type, getmetatable = rawget, rawset, type, getmetatable
 
 local M = {}
 
@@ -44,6 +46,7 @@ function M.read_through(cls, own)
     if inner == nil then return nil end
     value = inner[name]
     if type(value) == "function" then return bind(self, inner, name, value) end
+    if value == nil then methods.look(cls, name, 2, getmetatable(inner)) end
     return value
   end)
 end

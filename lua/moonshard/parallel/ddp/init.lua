@@ -9,6 +9,7 @@
 ---
 --- Unused parameters are found at the end of backward instead of by a search of the graph, so outputs that the loss
 --- does not use and checkpointed regions need no special case.
+local advice = require "moonshard.core.advice"
 local autograd = require "moonshard.autograd"
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
@@ -403,6 +404,7 @@ function DDP:register_comm_hook(state, hook)
   st.hook, st.hook_state = hook, state
 end
 
+DDP._advice = advice.ddp
 rawset(DDP, "__deepcopy", function() raise("DDP does not support deepcopy; copy its module and wrap the copy") end)
 
 return { DDP = DDP }

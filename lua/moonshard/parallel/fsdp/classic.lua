@@ -4,6 +4,7 @@
 --- An instance is a module that contains the wrapped module, but adds nothing to its parameters' names. Fields, methods
 --- and elements (`m[i]`) that the instance lacks are read from the wrapped module. In the engine an instance is a unit
 --- with the flat layout (runtime/shard/views/classic.c).
+local advice = require "moonshard.core.advice"
 local alike = require "moonshard.parallel.fsdp.alike"
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
@@ -44,6 +45,8 @@ local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable,
 ---@field comm_hook function?  set by register_comm_hook
 ---@field comm_hook_state any  set by register_comm_hook
 local FSDP = Module:extend "FSDP"
+
+FSDP._advice = advice.classic
 
 local M = { FSDP = FSDP }
 

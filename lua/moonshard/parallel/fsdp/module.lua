@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- FSDPModule: the methods that fully_shard adds to a module. The class of a sharded module is generated from the
 --- module's class ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
+local advice = require "moonshard.core.advice"
 local arguments = require "moonshard.parallel.fsdp.arguments"
 local assign = require "moonshard.parallel.fsdp.assign"
 local autograd = require "moonshard.autograd"
@@ -284,6 +285,7 @@ function M.class_for(cls)
   local base_call = cls.__call
   fsdp_class = class.new("FSDP" .. rawget(cls, "__name"), cls)
   fsdp_class.__isa[FSDPModule] = true
+  rawset(fsdp_class, "_advice", advice.fully_shard)
   for name, method in pairs(FSDPModule) do
     if type(method) == "function" and name:sub(1, 2) ~= "__" then rawset(fsdp_class, name, method) end
   end
