@@ -129,6 +129,68 @@ describe("ms.keep", function()
   end)
 end)
 
+describe("an object with a metatable that a scope returns", function()
+  local Output, Known = {}, { __tensors = true }
+  local advice = "it is in an object with a metatable: scopes and ms.keep find tensors in plain tables, and in objects whose metatable "
+    .. "has __tensors = true"
+
+  local Net = ms.nn.Module:extend "ScopeSpecNet"
+  function Net:init(class) self.class = class end
+  function Net:forward(x) return setmetatable({ y = x * 2, list = { x * 3 } }, self.class) end
+  local ways = {
+    ["a scope"] = function(class)
+      return ms.scope(function() return setmetatable({ y = ms.ones(1) * 2, list = { ms.ones(1) * 3 } }, class) end)
+    end,
+    ["a table of a scope"] = function(class) return ms.scope(function() return { 1, Net(class)(ms.ones(1)) } end)[2] end,
+    ["a forward"] = function(class) return Net(class)(ms.ones(1)) end,
+    ["a sharded forward"] = function(class)
+      return ms.fsdp.fully_shard(ms.nn.Sequential(ms.nn.Identity(), Net(class)))(ms.ones(1))
+    end,
+    ["a checkpoint"] = function(class) return ms.checkpoint(function(x) return Net(class)(x) end, ms.ones(1)) end,
+  }
+  for way, make in ms.sorted_pairs(ways) do
+    it("loses its tensors, and errors about them say so: " .. way, function()
+      local out = make(Output)
+      for _, t in ipairs { out.y, out.list[1] } do
+        for _, use in ipairs { function() return t:item() end, function() return t + 1 end,
+          function() return t.shape end, function() return ms.cat({ ms.ones(1), t }) end } do
+          local message = failure(use)
+          assert.matches("tensor was released with its scope; return it, or keep%(%) it", message)
+          assert.truthy(message:find(advice, 1, true), message)
+        end
+      end
+    end)
+
+    it("keeps them if the metatable has __tensors: " .. way, function()
+      local out = make(Known)
+      assert.are.same({ 2, 3 }, { out.y:item(), out.list[1]:item() })
+    end)
+  end
+
+  it("is not mentioned where a tensor was not in it, or was released by release()", function()
+    local lost, out
+    ms.scope(function()
+      lost = ms.ones(1)
+      out = setmetatable({ ms.ones(1):keep() }, Output)
+      return out
+    end)
+    out[1]:release()
+    assert.is_nil(failure(function() return lost:item() end):find("metatable", 1, true))
+    assert.is_nil(failure(function() return out[1]:item() end):find("metatable", 1, true))
+  end)
+
+  it("is refused by ms.keep, and inside of a table its tensors are lost", function()
+    assert.matches("keep: argument 1 is a table, expected a tensor or a table of tensors, whose metatable has __tensors = true, if it has one",
+      failure(function() ms.keep(setmetatable({}, Output)) end))
+    local kept
+    ms.scope(function()
+      kept = ms.keep { a = setmetatable({ ms.ones(1) }, Output), b = setmetatable({ ms.ones(1) }, Known) }
+    end)
+    assert.are.equal(1, kept.b[1]:item())
+    assert.truthy(failure(function() return kept.a[1]:item() end):find(advice, 1, true))
+  end)
+end)
+
 describe("use after release", function()
   it("names a remedy and where the tensor was made", function()
     require("moonshard.tensor").record_sites(true)        -- other spec files may have used up the budget

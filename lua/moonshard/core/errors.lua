@@ -89,6 +89,11 @@ local release_error
 ---@param fn fun()  called without arguments
 function M.on_release_error(fn) release_error = fn end
 
+local function explain_release() return "" end
+--- Registers fn, which says why a tensor was released with a scope that returned it.
+---@param fn fun(t: Tensor): string  returns text that is added to the message
+function M.explain_release(fn) explain_release = fn end
+
 --- Raises the engine's last failure at the user's line. The arguments are the tensors of the call: if one was released,
 --- the message names the line that made it, if that is known.
 function M.fail(...)
@@ -105,6 +110,7 @@ function M.fail(...)
           local joint = (note == "" or note:find "^made by") and "" or "; "
           text = ("%s (made at %s%s%s)"):format(base, site, joint, (note:gsub("^made", "")))
         end
+        if text:find "^tensor was released with its scope" then text = text .. explain_release(t) end
         break
       end
     end

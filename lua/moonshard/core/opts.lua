@@ -194,6 +194,14 @@ function M.is_plain(x)
   return mt == nil or printing[mt] == true
 end
 
+--- Whether x is a table in which the library looks for tensors: plain, or with a metatable that has __tensors = true,
+--- as those of distributions.
+function M.may_hold_tensors(x)
+  if type(x) ~= "table" then return false end
+  local mt = getmetatable(x)
+  return mt == nil or type(mt) == "table" and rawget(mt, "__tensors") == true
+end
+
 --- Whether x can be a table of options. Tensors, modules, classes, groups and lists are never options.
 function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end
 

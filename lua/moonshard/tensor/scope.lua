@@ -18,8 +18,12 @@ local M = {}
 
 -- ---- results of scopes --------------------------------------------------------------------------
 
+-- Other objects that scopes returned or M.keep got: tensors in them are released with their scope, and errors about
+-- such a tensor look for it here.
+local opaque = setmetatable({}, { __mode = "k" })
+
 -- Appends the tensors in a result to list: value itself, or those in plain tables (without a metatable) and in objects
--- whose class has `__tensors`, such as distributions.
+-- whose metatable has `__tensors`, such as distributions.
 local function gather(value, list, seen)
   if type(value) ~= "table" then return end
   local mt = getmetatable(value)
@@ -29,12 +33,37 @@ local function gather(value, list, seen)
     else
       for _, part in ipairs(tensor.flat { value }) do list[#list + 1] = part end
     end
-  elseif (mt == nil or rawget(mt, "__tensors")) and not seen[value] then
+  elseif not opts.may_hold_tensors(value) then
+    opaque[value] = true
+  elseif not seen[value] then
     seen[value] = true
     -- The order does not matter: all tensors are kept.
     for _, v in next, value do gather(v, list, seen) end
   end
 end
+
+local MOST = 1e5                       -- tables that a search for a released tensor visits
+
+-- Whether t is in value or in tables of it. seen: the tables that were visited; seen.n: their number.
+local function holds(value, t, seen)
+  if rawequal(value, t) then return true end
+  if type(value) ~= "table" or seen[value] or seen.n > MOST then return false end
+  seen[value], seen.n = true, seen.n + 1
+  for _, v in next, value do
+    if holds(v, t, seen) then return true end
+  end
+  return false
+end
+
+errors.explain_release(function(t)
+  local seen = { n = 0 }
+  for object in next, opaque do
+    if holds(object, t, seen) then
+      return "; it is in an object with a metatable: scopes and ms.keep find tensors in plain tables, and in objects whose metatable has __tensors = true"
+    end
+  end
+  return ""
+end)
 
 local one = ffi.new "ms_id[1]"
 
@@ -88,7 +117,8 @@ M.close = close
 function M.abandon(handle) close_scope(handle, nil, 0) end
 
 --- Runs fn(…). Every tensor made inside is released when fn returns or fails, except parameters, those that `keep` took
---- out of the scope, and those that fn returns, also inside plain tables.
+--- out of the scope, and those that fn returns, also inside plain tables and objects whose metatable has
+--- `__tensors = true`.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
@@ -107,8 +137,9 @@ position.calls_once(M.scope)
 ---@return T x
 function M.keep(x)
   local mt = type(x) == "table" and getmetatable(x)
-  if type(x) ~= "table" or mt and not (mt == Tensor or classes[mt] or rawget(mt, "__tensors")) then
-    opts.wrong(x, "a tensor or a table of tensors", "keep: argument 1")
+  if not (mt == Tensor or mt and classes[mt] or opts.may_hold_tensors(x)) then
+    opts.wrong(x, "a tensor or a table of tensors" .. (errors.kind(x) == "a table"
+      and ", whose metatable has __tensors = true, if it has one" or ""), "keep: argument 1")
   end
   local list = {}
   gather(x, list, {})

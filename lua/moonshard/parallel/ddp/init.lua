@@ -223,16 +223,18 @@ local function rebuild(st, source)
   set_buckets(st, params, st.limits)
 end
 
--- Calls fn on each tensor in v that requires a gradient, also inside plain tables. Returns whether there was one.
-local function each_tensor(v, fn)
+-- Calls fn on each tensor in v that requires a gradient, also inside tables. Returns whether there was one, or v has an
+-- object or a function, in which there may be one.
+local function each_tensor(v, fn, seen)
   if is_tensor(v) then
     if v.requires_grad then fn(v) end
     return v.requires_grad
   end
+  if not opts.may_hold_tensors(v) then return type(v) == "table" or type(v) == "function" end
+  if seen[v] then return false end
+  seen[v] = true
   local found = false
-  if opts.is_plain(v) then
-    for _, x in pairs(v) do found = each_tensor(x, fn) or found end
-  end
+  for _, x in pairs(v) do found = each_tensor(x, fn, seen) or found end
   return found
 end
 
@@ -270,7 +272,7 @@ local function prepare(st, ...)
           autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
         end
       end)
-    end) or found
+    end, {}) or found
   end
   if not found and (st.find_unused or st.static) then no_grad(finish, st) end
 end

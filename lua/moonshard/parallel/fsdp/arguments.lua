@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Handles tensors inside the arguments and results of a sharded module's forward: collects them from plain tables and
---- instances of tensor classes, passes them to the engine as an array of ids, and replaces those for which the engine
---- returned another tensor.
+--- Handles tensors inside the arguments and results of a sharded module's forward: collects them from plain tables,
+--- objects whose metatable has __tensors (distributions) and instances of tensor classes, passes them to the engine as
+--- an array of ids, and replaces those for which the engine returned another tensor.
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -73,7 +73,7 @@ local collect
 function collect(value, n, seen)
   if type(value) ~= "table" then return n end
   if is_tensor(value) then return put_tensor(n, value) end
-  if not opts.is_plain(value) or seen[value] then return n end
+  if not opts.may_hold_tensors(value) or seen[value] then return n end
   seen[value] = true
   for _, k in ipairs(keys_of(value)) do n = collect(value[k], n, seen) end
   return n
@@ -85,7 +85,7 @@ local replace
 function replace(value, n, seen)
   if type(value) ~= "table" then return value, n end
   if is_tensor(value) then return get_tensor(n, value) end
-  if not opts.is_plain(value) or seen[value] then return value, n end
+  if not opts.may_hold_tensors(value) or seen[value] then return value, n end
   seen[value] = true
   local copy
   for _, k in ipairs(keys_of(value)) do

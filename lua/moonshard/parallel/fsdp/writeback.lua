@@ -63,11 +63,12 @@ local function check(units)
   end
 end
 
-local function each_output(v, fn)
+local function each_output(v, fn, seen)
   if tensor.is_tensor(v) then
     if v.requires_grad and not v.is_leaf then fn(v) end
-  elseif opts.is_plain(v) then
-    for _, x in pairs(v) do each_output(x, fn) end
+  elseif opts.may_hold_tensors(v) and not seen[v] then
+    seen[v] = true
+    for _, x in pairs(v) do each_output(x, fn, seen) end
   end
 end
 
@@ -75,7 +76,7 @@ end
 --- gathered have been replaced.
 function M.watch(units, ...)
   for k = 1, select("#", ...) do
-    each_output((select(k, ...)), function(t) t:register_hook(function() check(units) end) end)
+    each_output((select(k, ...)), function(t) t:register_hook(function() check(units) end) end, {})
   end
   return ...
 end
