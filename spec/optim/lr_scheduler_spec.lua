@@ -44,7 +44,7 @@ describe("lr_scheduler", function()
     local opt = optim.SGD({ nn.Parameter(ms.zeros(1)) }, { lr = 1, momentum = 0.9 })
     raises("lr_scheduler.cosine: option 'warmup' is 2, expected at most option 'steps', 0" .. advice, lr_scheduler.cosine,
       opt, { steps = #loader, warmup = 2 })
-    raises("lr_scheduler.one_cycle: total_steps is 0, expected a whole number from 1" .. advice, lr_scheduler.one_cycle,
+    raises("lr_scheduler.one_cycle: the number of steps is 0, expected a whole number from 1" .. advice, lr_scheduler.one_cycle,
       opt, { max_lr = 1, epochs = 3, steps_per_epoch = #loader })
     assert.are.same({}, ms.catch_warnings(function() lr_scheduler.cosine(opt, { steps = loader:size() }) end))
   end)
@@ -181,12 +181,63 @@ describe("lr_scheduler", function()
     assert.are.equal(1.5, opt.param_groups[1].lr)
   end)
 
+  describe("takes other names of its options", function()
+    for _, case in ipairs {
+      { "linear", { steps = 4, start_factor = 0.25, end_factor = 1 }, "steps", "total_iters" },
+      { "linear", { steps = 4 }, "steps", "num_training_steps" },
+      { "constant", { steps = 2, factor = 0.5 }, "steps", "total_iters" },
+      { "polynomial", { steps = 4, power = 2 }, "steps", "total_iters" },
+      { "linear_warmup", { steps = 4 }, "steps", "total_iters" },
+      { "linear_warmup", { steps = 4 }, "steps", "num_training_steps" },
+      { "cosine", { steps = 6 }, "steps", "T_max" },
+      { "cosine", { steps = 6, warmup = 2 }, "warmup", "num_warmup_steps" },
+      { "cosine", { steps = 6, min_factor = 0.1 }, "min_factor", "min_lr_ratio" },
+      { "wsd", { steps = 6, warmup = 2, decay = 3 }, "decay", "num_decay_steps" },
+      { "wsd", { steps = 6, warmup = 2, decay = 3 }, "warmup", "warmup_steps" },
+      { "one_cycle", { steps = 8, max_lr = 1, cycle_momentum = false }, "steps", "total_steps" },
+      { "cosine_warm_restarts", { steps = 3, T_mult = 2 }, "steps", "T_0" },
+      { "swa", { steps = 3, swa_lr = 0.5 }, "steps", "anneal_steps" },
+      { "swa", { steps = 3, swa_lr = 0.5 }, "steps", "anneal_epochs" },
+    } do
+      local kind, given, ours, other = unpack(case)
+      it(("%s: %s for %s"):format(kind, other, ours), function()
+        local renamed = {}
+        for name, value in pairs(given) do renamed[name == ours and other or name] = value end
+        local right = rates(lr_scheduler[kind], 6, given)
+        assert.are.same(right, rates(lr_scheduler[kind], 6, renamed))
+        assert.is_true(right[1] ~= right[3])
+        renamed[ours] = given[ours]
+        local ok, message = pcall(lr_scheduler[kind], sgd(), renamed)
+        assert.is_false(ok)
+        local wanted = ("lr_scheduler.%s: options '%s' and '%s' mean the same; give one of them"):format(kind, ours, other)
+        assert.truthy(message:find(wanted, 1, true), message)
+        renamed[ours], renamed[other] = nil, "many"
+        assert.matches("option '" .. other .. "' is a string", select(2, pcall(lr_scheduler[kind], sgd(), renamed)))
+      end)
+    end
+
+    it("but no number of steps of PyTorch's without the factors, whose defaults differ", function()
+      for _, case in ipairs {
+        { "linear", { total_iters = 4 },
+          "option 'end_factor' is missing, which 'total_iters' needs: PyTorch's default is 1; with 'steps', it is 0" },
+        { "linear", { total_iters = 4, end_factor = 1 }, "option 'start_factor' is missing" },
+        { "constant", { total_iters = 4 },
+          "option 'factor' is missing, which 'total_iters' needs: PyTorch's default is 1/3; with 'steps', it is 1" },
+        { "cosine", { T_max = 4, total_iters = 4 }, "options 'T_max' and 'total_iters' mean the same" },
+      } do
+        local ok, message = pcall(lr_scheduler[case[1]], sgd(), case[2])
+        assert.is_false(ok)
+        assert.truthy(message:find(case[3], 1, true), message)
+      end
+    end)
+  end)
+
   it("refuses what does not fit together", function()
     local opt, other = sgd(), sgd()
     local plain = optim.SGD({ nn.Parameter(ms.zeros(1)) }, { lr = 1 })
     for _, case in ipairs {
       { "one_cycle", opt, { max_lr = 1 }, "expected a number, or options epochs and steps_per_epoch" },
-      { "one_cycle", plain, { max_lr = 1, total_steps = 5 }, "group 1 has no momentum to cycle" },
+      { "one_cycle", plain, { max_lr = 1, steps = 5 }, "group 1 has no momentum to cycle" },
       { "cyclic", plain, { base_lr = 0.1, max_lr = 1 }, "group 1 has no momentum to cycle" },
       { "wsd", opt, { steps = 5, decay = 4, warmup = 2 }, "expected at most option 'steps', 5, together" },
       { "chained", opt, {}, "the list of schedules is empty, expected at least one" },
@@ -210,7 +261,7 @@ describe("lr_scheduler", function()
       for _ = 1, 3 do s:step() end
     end)
     assert.is_false(ok)
-    assert.truthy(e:find("step 3 was asked for, expected at most total_steps, 2", 1, true), e)
+    assert.truthy(e:find("step 3 was asked for, expected at most 2, the number of steps", 1, true), e)
   end)
 end)
 

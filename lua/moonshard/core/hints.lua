@@ -9,7 +9,7 @@ local synonyms = {
   beta = "betas", beta1 = "betas",
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
   numpy = "tolist", len = "size", get_lr = "get_last_lr", result = "compute", close = "finish", show = "text",
-  num_workers = "workers", collate_fn = "collate", prefetch_factor = "prefetch", generator = "seed", T_max = "steps",
+  num_workers = "workers", collate_fn = "collate", prefetch_factor = "prefetch", generator = "seed",
   clip = "clamp", clip_ = "clamp_", greater = "gt", greater_equal = "ge", less = "lt", less_equal = "le",
   not_equal = "ne", concat = "cat", concatenate = "cat", ravel = "flatten",
   mean = "avg", gpu = "cuda",
@@ -17,7 +17,6 @@ local synonyms = {
   double = "float64", float = "float32", half = "float16", fp64 = "float64", fp32 = "float32", fp16 = "float16",
   bf16 = "bfloat16", f64 = "float64", f32 = "float32", f16 = "float16", i64 = "int64", i32 = "int32", u8 = "uint8",
   r = "rank", lora_alpha = "alpha", lora_dropout = "dropout", target_modules = "target", modules_to_save = "trainable",
-  total_iters = "steps", num_training_steps = "steps", num_warmup_steps = "warmup",
 }
 
 -- Maps options of PyTorch to advice for functions of Moonshard that lack them.

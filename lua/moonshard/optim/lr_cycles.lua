@@ -11,15 +11,15 @@ local M = {}
 
 --- Half a cosine period from the initial learning rate to eta_min, repeatedly (SGDR: Loshchilov & Hutter 2017).
 ---@param optimizer Optimizer  its groups' lr is set
----@param given { T_0: integer, T_mult: integer, eta_min: number }
----   T_0: steps of the first period; T_mult: factor between the lengths of periods (default: 1); eta_min: the learning
----   rate that a period approaches (default: 0)
+---@param given { steps: integer, T_mult: integer, eta_min: number }
+---   steps: number of steps of the first period; T_mult: factor between the lengths of periods (default: 1); eta_min: the
+---   learning rate that a period approaches (default: 0)
 ---@return LRScheduler
 function M.cosine_warm_restarts(optimizer, given)
-  local o = options("cosine_warm_restarts", given, { T_0 = opts.option(opts.whole_from(1), opts.required),
+  local o = options("cosine_warm_restarts", given, { steps = opts.option(opts.whole_from(1), opts.required),
     T_mult = opts.option(opts.whole_from(1), 1), eta_min = 0 })
   return new("cosine_warm_restarts", optimizer, { lr_at = function(self, t, k)
-    local length = o.T_0
+    local length = o.steps
     if o.T_mult == 1 then
       t = t % length
     else
@@ -48,10 +48,10 @@ local function cosine_between(from, to, part) return to + (from - to) / 2 * (1 +
 local function line_between(from, to, part) return from + (to - from) * part end
 
 --- The learning rate rises from max_lr / div_factor to max_lr and falls to a small final value; the momentum moves the
---- other way (one-cycle policy: Smith & Topin 2018). Errors: more steps than total_steps.
+--- other way (one-cycle policy: Smith & Topin 2018). Errors: more steps than `steps`.
 ---@param optimizer Optimizer  its groups' lr is set, and their momentum
----@param given { max_lr: number, total_steps: integer, epochs: integer, steps_per_epoch: integer, pct_start: number, anneal_strategy: "cos"|"linear", cycle_momentum: boolean, base_momentum: number, max_momentum: number, div_factor: number, final_div_factor: number, three_phase: boolean }
----   max_lr: the highest learning rate; total_steps: length of the cycle (default: epochs times steps_per_epoch);
+---@param given { max_lr: number, steps: integer, epochs: integer, steps_per_epoch: integer, pct_start: number, anneal_strategy: "cos"|"linear", cycle_momentum: boolean, base_momentum: number, max_momentum: number, div_factor: number, final_div_factor: number, three_phase: boolean }
+---   max_lr: the highest learning rate; steps: length of the cycle (default: epochs times steps_per_epoch);
 ---   epochs: number of epochs; steps_per_epoch: steps of an epoch; pct_start: share of the steps in which the learning
 ---   rate rises (default: 0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the
 ---   momentum (default: true); base_momentum: momentum at the highest learning rate (default: 0.85); max_momentum:
@@ -60,14 +60,14 @@ local function line_between(from, to, part) return from + (to - from) * part end
 ---   falls to its initial value, in as many steps as it rose (default: false)
 ---@return LRScheduler
 function M.one_cycle(optimizer, given)
-  local o = options("one_cycle", given, { max_lr = positive, total_steps = opts.number, epochs = opts.number,
+  local o = options("one_cycle", given, { max_lr = positive, steps = opts.number, epochs = opts.number,
     steps_per_epoch = opts.number, pct_start = 0.3, anneal_strategy = opts.one_of({ "cos", "linear" }, "cos"),
     cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = opts.option(opts.positive, 25),
     final_div_factor = opts.option(opts.positive, 1e4), three_phase = false })
-  local total = o.total_steps or (o.epochs and o.steps_per_epoch and o.epochs * o.steps_per_epoch)
-  if not total then raise "lr_scheduler.one_cycle: total_steps is nil, expected a number, or options epochs and steps_per_epoch" end
-  if total == 0 then raise("lr_scheduler.one_cycle: total_steps is 0, expected a whole number from 1%s", schedule.no_batches) end
-  opts.expect(total, opts.whole_from(1), "lr_scheduler.one_cycle: total_steps")
+  local total = o.steps or (o.epochs and o.steps_per_epoch and o.epochs * o.steps_per_epoch)
+  if not total then raise "lr_scheduler.one_cycle: option 'steps' is nil, expected a number, or options epochs and steps_per_epoch" end
+  if total == 0 then raise("lr_scheduler.one_cycle: the number of steps is 0, expected a whole number from 1%s", schedule.no_batches) end
+  opts.expect(total, opts.whole_from(1), "lr_scheduler.one_cycle: the number of steps")
   opts.need(o.pct_start >= 0 and o.pct_start <= 1, o.pct_start, "a number from 0 to 1",
     "lr_scheduler.one_cycle: option 'pct_start'")
   if o.cycle_momentum then need_momentum("one_cycle", optimizer) end
@@ -83,7 +83,7 @@ function M.one_cycle(optimizer, given)
   local between = o.anneal_strategy == "cos" and cosine_between or line_between
   local function at(t)
     if t > total then
-      raise("lr_scheduler.one_cycle: step %d was asked for, expected at most total_steps, %d", t, total)
+      raise("lr_scheduler.one_cycle: step %d was asked for, expected at most %d, the number of steps", t, total)
     end
     local from = 0
     for k, phase in ipairs(phases) do
@@ -254,12 +254,12 @@ end
 --- The learning rate moves from its present value to swa_lr and stays there: for the steps that are averaged (SWA:
 --- Izmailov et al. 2018), after another schedule.
 ---@param optimizer Optimizer  its groups' lr is set
----@param given { swa_lr: number, anneal_steps: integer, anneal_strategy: "cos"|"linear" }
----   swa_lr: the final learning rate; anneal_steps: steps until it is reached (default: 10); anneal_strategy: form of
----   the curve (default: "cos")
+---@param given { swa_lr: number, steps: integer, anneal_strategy: "cos"|"linear" }
+---   swa_lr: the final learning rate; steps: number of steps until it is reached (default: 10); anneal_strategy: form
+---   of the curve (default: "cos")
 ---@return LRScheduler
 function M.swa(optimizer, given)
-  local o = options("swa", given, { swa_lr = positive, anneal_steps = opts.option(opts.whole_from(0), 10),
+  local o = options("swa", given, { swa_lr = positive, steps = opts.option(opts.whole_from(0), 10),
     anneal_strategy = opts.one_of({ "cos", "linear" }, "cos") })
   local fields = { remembers = {} }
   for k, group in ipairs(type(optimizer) == "table" and optimizer.param_groups or {}) do
@@ -267,7 +267,7 @@ function M.swa(optimizer, given)
     fields[name], fields.remembers[k] = group.lr, name
   end
   function fields.lr_at(self, t, k)
-    local part = o.anneal_steps == 0 and 1 or math.min(1, t / o.anneal_steps)
+    local part = o.steps == 0 and 1 or math.min(1, t / o.steps)
     local between = o.anneal_strategy == "cos" and cosine_between or line_between
     return between(self["start_" .. k] or self.base_lrs[k], o.swa_lr, part)
   end

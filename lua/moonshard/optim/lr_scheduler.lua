@@ -21,6 +21,18 @@ local function warm(t, steps, start)
   return (t + 1) / steps
 end
 
+-- PyTorch's schedules of these names have other defaults, so a script that gives the number of steps under PyTorch's
+-- name must also give the factors.
+local function need_factors(kind, given, factors)
+  if not opts.is_plain(given) or given.total_iters == nil then return end
+  for _, name in ipairs(errors.names(factors)) do
+    if given[name] == nil then
+      raise("lr_scheduler.%s: option '%s' is missing, which 'total_iters' needs: PyTorch's default is %s; with 'steps', it is %g", kind,
+        name, factors[name][1], factors[name][2])
+    end
+  end
+end
+
 --- The factor of the learning rate increases linearly over `steps` steps to 1 and stays there. It begins with
 --- start_factor, or with 1 / steps.
 ---@param optimizer Optimizer  its groups' lr is set
@@ -62,6 +74,7 @@ end
 ---   the last factor (default: 0)
 ---@return LRScheduler
 function M.linear(optimizer, given)
+  need_factors("linear", given, { start_factor = { "1/3", 1 }, end_factor = { "1", 0 } })
   local o = options("linear", given, { steps = some_steps, start_factor = 1, end_factor = 0 })
   schedule.warn_of_none("linear", o.steps)
   return new("linear", optimizer, function(t)
@@ -75,6 +88,7 @@ end
 ---   factor: multiplies the initial learning rate; steps: number of steps until the factor is 1 (default: never)
 ---@return LRScheduler
 function M.constant(optimizer, given)
+  need_factors("constant", given, { factor = { "1/3", 1 } })
   local o = options("constant", given, { factor = 1, steps = opts.number })
   return new("constant", optimizer, function(t)
     return (not o.steps or t < o.steps) and o.factor or 1
@@ -126,14 +140,14 @@ function M.exponential(optimizer, given)
   return new("exponential", optimizer, function(t) return o.gamma ^ t end)
 end
 
---- The factor of the learning rate at step t is (1 - t / total_iters) ^ power: it decreases from 1 to 0, and stays 0.
+--- The factor of the learning rate at step t is (1 - t / steps) ^ power: it decreases from 1 to 0, and stays 0.
 ---@param optimizer Optimizer  its groups' lr is set
----@param given? { total_iters: integer, power: number }
----   total_iters: steps until the factor is 0 (default: 5); power: exponent (default: 1)
+---@param given? { steps: integer, power: number }
+---   steps: number of steps until the factor is 0 (default: 5); power: exponent (default: 1)
 ---@return LRScheduler
 function M.polynomial(optimizer, given)
-  local o = options("polynomial", given, { total_iters = opts.option(opts.whole_from(1), 5), power = 1 })
-  return new("polynomial", optimizer, function(t) return (1 - math.min(t, o.total_iters) / o.total_iters) ^ o.power end)
+  local o = options("polynomial", given, { steps = opts.option(opts.whole_from(1), 5), power = 1 })
+  return new("polynomial", optimizer, function(t) return (1 - math.min(t, o.steps) / o.steps) ^ o.power end)
 end
 
 --- Warmup, then a constant factor of 1, then a decay to min_factor, reached after `steps` steps (WSD: Hu et al. 2024).

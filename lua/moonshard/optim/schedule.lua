@@ -168,7 +168,36 @@ function M.warn_of_none(kind, steps)
   log.warn_once(("lr_scheduler.%s: option 'steps' is 0, so every step has the last factor%s"):format(kind, M.no_batches))
 end
 
---- Checks the options of a schedule and returns them.
-function M.options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
+-- Other names of options: those of earlier versions, of PyTorch and of Transformers.
+local SAME = {
+  total_iters = "steps", total_steps = "steps", T_max = "steps", T_0 = "steps", anneal_steps = "steps",
+  anneal_epochs = "steps", num_training_steps = "steps", warmup_steps = "warmup", num_warmup_steps = "warmup",
+  decay_steps = "decay", num_decay_steps = "decay", min_lr_ratio = "min_factor",
+}
+
+--- Checks the options of a schedule and returns them. Accepts other names of the options, which messages then use.
+---@param kind string  the function's name
+---@param given table?  the options
+---@param spec table<string, any>  kinds or defaults of the options, by name
+---@return table
+function M.options(kind, given, spec)
+  local renamed = {}
+  for _, name in ipairs(opts.is_plain(given) and errors.names(SAME) or {}) do
+    local ours = SAME[name]
+    if given[name] ~= nil and spec[ours] ~= nil then
+      local other = given[ours] ~= nil and ours or renamed[ours]
+      if other then
+        errors.raise("lr_scheduler.%s: options '%s' and '%s' mean the same; give one of them", kind, other, name)
+      end
+      renamed[ours] = name
+    end
+  end
+  if not next(renamed) then return opts("lr_scheduler." .. kind, given, spec) end
+  local theirs = {}
+  for name, expected in pairs(spec) do theirs[renamed[name] or name] = expected end
+  local o = opts("lr_scheduler." .. kind, given, theirs)
+  for ours, name in pairs(renamed) do o[ours], o[name] = o[name], nil end
+  return o
+end
 
 return M
