@@ -12,8 +12,8 @@ local M = {}
 --- Half a cosine period from the initial learning rate to eta_min, repeatedly (SGDR: Loshchilov & Hutter 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, T_mult: integer, eta_min: number }
----   steps: number of steps of the first period; T_mult: factor between the lengths of periods (default: 1); eta_min: the
----   learning rate that a period approaches (default: 0)
+---   steps: number of steps of the first period; T_mult: factor between the lengths of periods (default: 1);
+---   eta_min: the learning rate that a period approaches (default: 0)
 ---@return LRScheduler
 function M.cosine_warm_restarts(optimizer, given)
   local o = options("cosine_warm_restarts", given, { steps = opts.option(opts.whole_from(1), opts.required),
