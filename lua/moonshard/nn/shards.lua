@@ -6,7 +6,7 @@ local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi, C = engine.lib, engine.ffi, engine.ffi.C
-local rawget = rawget
+local rawget, rawset = rawget, rawset
 
 local M = {}
 
@@ -40,6 +40,41 @@ function M.own(p, whole)
   local first, here = tonumber(info.first), tonumber(info.here)
   if info.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
   return whole:narrow(info.dim + 1, first + 1, here)
+end
+
+--- Whether each rank has only a part of p: a parameter, or a flat parameter of fsdp.FSDP.
+---@return boolean
+function M.is_cut(p)
+  local unit = rawget(p, "_unit") or rawget(p, "_flat")
+  return unit ~= nil and not (unit.classic and unit.placed.strategy == "no_shard")
+end
+
+-- ---- objects made before sharding -------------------------------------------------------------------
+
+local changes = 0
+
+--- A number that increases when parameters are sharded or left: optimizers look at theirs again when it has changed.
+function M.changes() return changes end
+
+--- Declares that parameters have been sharded.
+function M.note() changes = changes + 1 end
+
+--- Declares that the model trains another tensor in place of p from now on.
+---@param p Tensor
+---@param name string  p's name in the model
+---@param how string  continues "parameter 1, 'weight', "
+function M.leave(p, name, how)
+  rawset(p, "_left", ("'%s', %s"):format(name, how))
+  changes = changes + 1
+end
+
+--- Raises if p is no longer trained.
+---@param p Tensor
+---@param who string  names the function and the parameter in messages
+---@param object string  what has to be made again
+function M.expect_trained(p, who, object)
+  local left = rawget(p, "_left")
+  if left then errors.raise("%s, %s; make %s after wrapping, of the wrapped model's parameters()", who, left, object) end
 end
 
 --- Reshards p's unit if it is gathered and idle: a change of this rank's part has made the gathered copy of p stale.

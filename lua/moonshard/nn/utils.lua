@@ -4,6 +4,7 @@ local calls = require "moonshard.dist.calls"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 local a_tensor = tensor.a_tensor
 
@@ -31,7 +32,10 @@ function M.clip_grad_norm_(params, max_norm, given)
       "clip_grad_norm_: argument 1")
   end
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
-  for k = 1, #params do opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k) end
+  for k = 1, #params do
+    opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k)
+    if rawget(params[k], "_left") then shards.expect_trained(params[k], "clip_grad_norm_: parameter " .. k, "the list") end
+  end
   params = tensor.flat(params)
   -- Replaces the leaves with sparse gradients by leaves whose gradient is the tensor of coalesced values.
   local stand_ins
@@ -68,24 +72,24 @@ local function group_of(p)
   return placed and placed.replicate or unit.replicates and unit.mesh():get_group(1) or nil
 end
 
--- Returns the id of the first group found among the parameters; 1, the group of this rank alone, if none has a group.
-local function first_group(params)
+--- The first group over which one of the parameters is sharded or replicated; nil if there is none.
+function M._group_of(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
     local group = is_tensor(p) and group_of(p)
-    if group then return group.id end
+    if group then return group end
   end
-  return 1
+end
+
+-- The id of that group; 1, the group of this rank alone, if there is none.
+local function first_group(params)
+  local group = M._group_of(params)
+  return group and group.id or 1
 end
 
 --- Whether other ranks hold shards or replicas of some of these parameters.
 ---@param params Tensor[]
 ---@return boolean
-function M._has_peers(params)
-  for _, p in ipairs(params) do
-    if group_of(p) then return true end
-  end
-  return false
-end
+function M._has_peers(params) return M._group_of(params) ~= nil end
 
 -- With calls.one, an error on one rank, such as a wrong argument, makes the first all-reduce of its peers' calls fail,
 -- so the ranks need not exchange beforehand whether their arguments are right.

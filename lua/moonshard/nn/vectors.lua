@@ -6,6 +6,7 @@ local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local shape = require "moonshard.tensor.shape"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 
 local M = {}
@@ -20,9 +21,10 @@ local function list_of(who, list)
 end
 
 -- The tensors that hold the gradients' elements on this rank.
-local function gradients_of(params)
+local function gradients_of(who, params)
   local list = {}
-  for _, p in ipairs(params) do
+  for k, p in ipairs(params) do
+    shards.expect_trained(p, ("%s: parameter %d"):format(who, k), "the list")
     local g = p.grad
     if g ~= nil then
       if g.is_sparse then
@@ -46,7 +48,7 @@ function M.clip_grad_value_(params, clip_value)
   params = tensor.flat(list_of("clip_grad_value_", params))
   opts.expect(clip_value, opts.number_from(0), "clip_grad_value_: clip_value")
   no_grad(function()
-    for _, g in ipairs(gradients_of(params)) do g:clamp_(-clip_value, clip_value) end
+    for _, g in ipairs(gradients_of("clip_grad_value_", params)) do g:clamp_(-clip_value, clip_value) end
   end)
 end
 
@@ -84,7 +86,7 @@ function M.clip_grads_with_norm_(params, max_norm, total_norm)
     else
       factor = math.min(1, max_norm / (total_norm + 1e-6))
     end
-    for _, g in ipairs(gradients_of(params)) do
+    for _, g in ipairs(gradients_of("clip_grads_with_norm_", params)) do
       g:mul_(is_tensor and factor:to(g.device) or factor)
     end
   end)

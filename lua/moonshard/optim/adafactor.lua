@@ -31,6 +31,8 @@ function Adafactor:_check_group(group)
   opts.expect(norm, opts.number_from(0), "%s: eps[2]", self:class_name())
 end
 
+Adafactor._accept = Adafactor._refuse_flat
+
 local function shape_of(p) return rawget(p, "_whole_shape") or p.shape end
 
 -- Moves a moment towards `new` by `share` of the difference; a missing moment counts as 0.

@@ -41,15 +41,29 @@ function EMA:init(params, given)
   opts.need(opts.is_plain(params) and #params > 0, params, "a list of parameters"
     .. (type(params) == "table" and "; write model:parameters()" or ""), "EMA: argument 1")
   self.decay, self.warmup, self.mean, self.updates = o.decay or 0.999, o.warmup, o.mean, 0
-  self._params, self._averages, self._exact = {}, {}, {}
+  self._params, self._averages, self._exact, self._units = {}, {}, {}, {}
   for k, p in ipairs(params) do
     opts.expect(p, tensor.a_tensor, "EMA: parameter %d", k)
     if p.id < 0 then raise("EMA: parameter %d is a %s; tensor classes are not supported", k, p:class_name()) end
-    self._params[k], self._averages[k] = p, copy_of(p)
+    shards.expect_trained(p, ("EMA: parameter %d"):format(k), "the EMA")
+    self._params[k], self._averages[k], self._units[k] = p, copy_of(p), rawget(p, "_unit") or false
   end
 end
 
+-- Raises if the model no longer trains one of the parameters, or has sharded it since the averages were made.
+local function expect_trained(self)
+  if self._changes == shards.changes() then return end
+  for k, p in ipairs(self._params) do
+    shards.expect_trained(p, ("EMA: parameter %d"):format(k), "the EMA")
+    if (rawget(p, "_unit") or false) ~= self._units[k] then
+      raise("EMA: parameter %d was sharded after its average had been made; make the EMA after sharding", k)
+    end
+  end
+  self._changes = shards.changes()
+end
+
 local function update(self)
+  expect_trained(self)
   local decay = self.decay
   if self.warmup then decay = math.min(decay, (1 + self.updates) / (10 + self.updates)) end
   if self.mean then decay = self.updates / (self.updates + 1) end
@@ -69,6 +83,7 @@ end
 -- _exact: by position of the parameter, a copy of the average in float32, kept while the parameter, of another dtype,
 -- has the average's rounded values.
 local function swap(self)
+  expect_trained(self)
   for k, p in ipairs(self._params) do
     local part, average, exact = shards.part_of(p):detach(), self._averages[k], self._exact[k]
     local value = part:clone()
@@ -111,6 +126,7 @@ function EMA:state_dict() return { updates = self.updates, averages = { unpack(s
 --- Continues from a state dict, by copying. Errors: another number of parameters, other shapes.
 ---@param sd { updates: integer, averages: Tensor[] }  updates: the number of updates; averages: one for each parameter
 function EMA:load_state_dict(sd)
+  expect_trained(self)
   opts.need(type(sd) == "table" and type(sd.averages) == "table", sd, "a table with updates and averages",
     "EMA: load_state_dict: argument 1")
   opts.expect(sd.updates, opts.whole_from(0), "EMA: load_state_dict: updates")
@@ -145,12 +161,18 @@ end
 ---@field n_averaged Tensor  the number of updates so far, int64 []
 local AveragedModel = nn.Module:extend "AveragedModel"
 
+local function refuse_sharded(who, model)
+  for name, p in model:named_parameters() do
+    if rawget(p, "_unit") or rawget(p, "_flat") then
+      raise("%s: parameter '%s' is sharded; use optim.EMA, with mean = true for the mean", who, name)
+    end
+  end
+end
+
 function AveragedModel:init(model, given)
   local o = opts("AveragedModel", given, { decay = share, avg_fn = opts.fn, use_buffers = false, device = opts.any })
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "AveragedModel: argument 1")
-  for name, p in model:named_parameters() do
-    if rawget(p, "_unit") then raise("AveragedModel: parameter '%s' is sharded; use optim.EMA, with mean = true for the mean", name) end
-  end
+  refuse_sharded("AveragedModel", model)
   if o.decay and o.avg_fn then raise "AveragedModel: decay and avg_fn are both given, expected at most one of them" end
   self.module = util.deepcopy(model)
   if o.device then self.module:to(o.device) end
@@ -177,6 +199,8 @@ local function take(self, n, average, value)
 end
 
 local function take_all(self, model)
+  refuse_sharded("update_parameters", model)
+  refuse_sharded("update_parameters: the averaged model's", self.module)
   local n, own, seen = self.n_averaged:item(), {}, 0
   for name, p in self.module:named_parameters() do own[name] = p end
   for name, p in model:named_parameters() do

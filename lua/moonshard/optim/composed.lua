@@ -49,6 +49,14 @@ function Composed:_check(group, later)
   for k, p in ipairs(group.params) do self:_accept(p, k) end
 end
 
+--- Refuses a flat parameter, for optimizers whose steps depend on whole parameters.
+function Composed:_refuse_flat(p, k)
+  if rawget(p, "_flat") then
+    raise("%s: parameter %d is a flat parameter, which concatenates several parameters; give fsdp.FSDP use_orig_params = true",
+      self:class_name(), k)
+  end
+end
+
 local function step_parameter(self, group, p, k)
   if p.id < 0 then
     raise("%s: parameter %d is a %s; tensor classes are not supported", self:class_name(), k, p:class_name())
@@ -74,6 +82,7 @@ end
 
 local function step_groups(self, has)
   capture.refuse(("the steps of %s are Lua functions, which repetitions would not call"):format(self:class_name()))
+  self:_expect_trained()
   for _, group in ipairs(self.param_groups) do
     self:_check(group, true)                            -- scripts may have changed options since the last step
     for k, p in ipairs(group.params) do

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- LAMB: Adam with steps in proportion to the norm of each parameter.
 local create = require "moonshard.tensor.create"
-local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
+local shards = require "moonshard.nn.shards"
 
 local option = opts.option
 
@@ -26,20 +26,14 @@ function LAMB:_check_group(group)
   for k = 1, 2 do opts.expect(group.betas[k], below_one, "%s: betas[%d]", self:class_name(), k) end
 end
 
-function LAMB:_accept(p, k)
-  if rawget(p, "_flat") then
-    errors.raise("%s: parameter %d is a flat parameter, which concatenates several parameters; give fsdp.FSDP "
-      .. "use_orig_params = true",
-      self:class_name(), k)
-  end
-end
+LAMB._accept = LAMB._refuse_flat
 
 -- x, step: this rank's parts of a parameter and of its step. Returns the norms of the whole parameter and whole step.
 local function norms(p, x, step)
   local squares = create.tensor({ (x * x):sum():item(), (step * step):sum():item() }, { dtype = "float64",
     device = "cpu" })
   local unit = rawget(p, "_unit")
-  if unit and not (unit.classic and unit.placed.strategy == "no_shard") then
+  if unit and shards.is_cut(p) then
     (require "moonshard.dist").all_reduce(squares, { group = unit.placed and unit.placed.group or unit.group })
   end
   local list = squares:tolist()

@@ -2,13 +2,16 @@
 --- L-BFGS with an optional line search.
 local capture = require "moonshard.autograd.capture"
 local opts = require "moonshard.core.opts"
+local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local places = require "moonshard.core.places"
 local scope = require "moonshard.tensor.scope"
+local shards = require "moonshard.nn.shards"
 local shapes = require "moonshard.tensor.shape"
 local composed = require "moonshard.optim.composed"
+local utils = require "moonshard.nn.utils"
 
 local option, raise = opts.option, errors.raise
 local remove, max, min, abs = table.remove, math.max, math.min, math.abs
@@ -16,8 +19,8 @@ local remove, max, min, abs = table.remove, math.max, math.min, math.abs
 local positive_whole = opts.whole_from(1)
 
 --- L-BFGS (Nocedal & Wright, Numerical Optimization, algorithms 7.4 and 7.5): one step makes up to max_iter iterations,
---- each with the loss and gradients of the closure. Only for whole parameters in one group; with nn.DDP all ranks make
---- the same iterations if the closure returns the same loss on all.
+--- each with the loss and gradients of the closure. Only for whole parameters in one group. Under nn.DDP, and under
+--- FSDP's no_shard, it minimizes the mean of the ranks' losses, whose gradients the ranks share.
 ---@class LBFGS: Optimizer
 ---@overload fun(params: Tensor[], opts: { lr: number, max_iter: integer, max_eval: integer, tolerance_grad: number, tolerance_change: number, history_size: integer, line_search_fn: string, maximize: boolean }): LBFGS
 ---   params: whole leaves; lr: length of a step along the direction (default: 1); max_iter: iterations of a step
@@ -32,7 +35,7 @@ local LBFGS = composed.define("LBFGS", { "direction", "last_grad", "changes", "s
 })
 
 function LBFGS:_accept(p, k)
-  if rawget(p, "_unit") then
+  if shards.is_cut(p) then
     raise("%s: parameter %d is sharded; %s only works on whole parameters", self:class_name(), k, self:class_name())
   end
   if p.id < 0 then
@@ -52,6 +55,7 @@ end
 local function flat_grad(group)
   local list = {}
   for k, p in ipairs(group.params) do
+    p = shards.part_of(p)
     local g = p.grad
     if g ~= nil and g.is_sparse then g = g:to_dense() end
     list[k] = g and g:detach():reshape(-1) or create.zeros(p:numel(), { dtype = p.dtype, device = p.device })
@@ -64,8 +68,10 @@ end
 local function move(group, t, d)
   local at = 1
   for _, p in ipairs(group.params) do
-    local n = p:numel()
-    p:add_(d:narrow(1, at, n):view(p.shape), { alpha = t })
+    local part = shards.part_of(p)
+    local n = part:numel()
+    part:add_(d:narrow(1, at, n):view(part.shape), { alpha = t })
+    shards.drop_gathered(p)
     at = at + n
   end
 end
@@ -73,6 +79,12 @@ end
 local function evaluate(group, closure)
   local result = autograd.enable_grad(closure)
   local loss = type(result) == "number" and result or result:item()
+  local replicas = utils._group_of(group.params)
+  if replicas then
+    local mean = create.tensor({ loss }, { dtype = "float64", device = "cpu" })
+    dist.all_reduce(mean, { op = "avg", group = replicas })
+    loss = mean:item()
+  end
   return group.maximize and -loss or loss, flat_grad(group), result
 end
 
@@ -255,6 +267,7 @@ end
 function LBFGS:step(closure)
   opts.expect(closure, opts.fn, "%s: step: closure", self:class_name())
   capture.refuse(("the steps of %s are Lua functions, which repetitions would not call"):format(self:class_name()))
+  self:_expect_trained()
   local group = self.param_groups[1]
   self:_check(group, true)
   for k, p in ipairs(group.params) do self:_accept(p, k) end

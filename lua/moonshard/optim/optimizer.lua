@@ -13,6 +13,7 @@ local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
 local compiled = require "moonshard.optim.compiled"
 local rows = require "moonshard.optim.rows"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
 
@@ -42,6 +43,7 @@ local function check_leaf(self, p, seen, where)
   if tensor.info_of(p).is_leaf == 0 then
     raise("%s: %s is the result of an operation; only leaves can be optimized", who, where)
   end
+  shards.expect_trained(p, ("%s: %s"):format(who, where), "the optimizer")
   if rawget(seen, p) then raise("%s: %s is in the list twice", who, where) end
   if seen[p] then raise("%s: %s belongs to another group already", who, where) end
   seen[p] = true
@@ -70,7 +72,7 @@ local function add_group(self, given, where)
     group.params[k] = p
   end
   self._check(self, group)
-  for _, p in ipairs(group.params) do self._seen[p] = true end
+  for _, p in ipairs(group.params) do self._seen[p] = rawget(p, "_unit") or true end
   self.param_groups[#self.param_groups + 1] = group
 end
 
@@ -191,9 +193,38 @@ local function with_groups_dense(self, n, k, terms)
   return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1, terms)
 end
 
+-- Whether the optimizer has state for p, of another shape than that of this rank's part, to which p has been cut since.
+local function has_whole_state(self, p)
+  if self._seen[p] ~= true or not rawget(p, "_unit") or not shards.is_cut(p) then return false end
+  local entry = self:state_of(p)
+  for _, name in ipairs(entry and self._row.states or {}) do
+    if entry[name] and not self:_keeps_whole(name) then return true end
+  end
+  return false
+end
+
+--- Raises if the model no longer trains one of the parameters, or has sharded it since the optimizer made its state.
+---@param who? string  the function's name in messages; default: the optimizer's
+---@param object? string  what has to be made again
+function Optimizer:_expect_trained(who, object)
+  if self._changes == shards.changes() then return end
+  who, object = who or self:class_name(), object or "the optimizer"
+  for _, group in ipairs(self.param_groups) do
+    for k, p in ipairs(group.params) do
+      shards.expect_trained(p, ("%s: parameter %d"):format(who, k), object)
+      if has_whole_state(self, p) then
+        raise("%s: parameter %d was sharded after the optimizer had made its state; make %s after sharding, and load the "
+          .. "state with fsdp.load_optim_state_dict", who, k, object)
+      end
+    end
+  end
+  self._changes = shards.changes()
+end
+
 -- Compiles the groups and passes their options to the engine; scripts may have changed both. Returns the number of
 -- groups.
 local function prepare(self)
+  self:_expect_trained()
   local groups = self.param_groups
   local n = #groups
   for k = 1, n do
@@ -318,9 +349,10 @@ function Optimizer:step_clipped(max_norm, given)
 end
 
 -- Whether peers make this step, too, and cannot find this rank's error by themselves. False if the error is an
--- unreduced gradient, which every rank finds.
+-- unreduced gradient, or a parameter that is no longer trained, which every rank finds.
 local function has_peers(self)
   local found = false
+  if type(self) == "table" and self._expect_trained and not pcall(self._expect_trained, self) then return false end
   for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do
     for _, p in ipairs(group.params) do
       if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then return false end
@@ -364,6 +396,7 @@ end
 --- Steps only the leaves in `has`.
 ---@param has table<Tensor, boolean>  the leaves to step, as keys
 function Optimizer:_step_part(has)
+  self:_expect_trained()
   for index, group in ipairs(self.param_groups) do
     local c, at, leaves = compiled.group(self, index, group), {}, {}
     for k, p in ipairs(c.leaves) do

@@ -47,6 +47,10 @@ end
 
 --- To be called after each step of the optimizer: the next step uses the next learning rate.
 function Scheduler:step()
+  local optimizer = self.optimizer
+  if optimizer._expect_trained then
+    optimizer:_expect_trained(("lr_scheduler.%s: step: the optimizer"):format(self.kind), "the optimizer and its schedule")
+  end
   self.count = self.count + 1
   apply(self)
 end

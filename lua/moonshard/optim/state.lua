@@ -164,6 +164,9 @@ return function(Optimizer)
       end
     end
     return function()
+      for _, group in ipairs(self.param_groups) do
+        for _, p in ipairs(group.params) do self._seen[p] = rawget(p, "_unit") or true end
+      end
       for index, group in ipairs(self.param_groups) do
         local given = sd.param_groups[index]
         for name, value in pairs(rows.copy(given)) do group[name] = value end

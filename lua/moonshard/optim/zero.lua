@@ -14,6 +14,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 local autograd = require "moonshard.autograd"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer
@@ -181,6 +182,20 @@ local function send_all(self)
   end
 end
 
+--- Raises if the model no longer trains one of the parameters as a whole.
+function Zero:_expect_trained(who, object)
+  if self._changes == shards.changes() then return end
+  who, object = who or NAME, object or "the optimizer"
+  each_param(self, function(p, index, k)
+    local which = ("%s: parameter %d of group %d"):format(who, k, index)
+    shards.expect_trained(p, which, object)
+    if rawget(p, "_unit") then
+      raise("%s was sharded after the optimizer had been made; make an ordinary optimizer after sharding", which)
+    end
+  end)
+  self._changes = shards.changes()
+end
+
 --- Steps this rank's parameters and broadcasts the new values. Collective; gradients must be equal on all ranks. With
 --- overlap_with_ddp it only warns and returns nil.
 ---@param closure? fun(): any  recomputes the loss and runs backward, before the step
@@ -193,6 +208,7 @@ function Zero:step(closure)
   if closure ~= nil then opts.expect(closure, opts.fn, "%s: step: closure", NAME) end
   local result = true
   self._consolidated = nil
+  self:_expect_trained()
   if closure then
     result = autograd.enable_grad(closure)
     if self._world > 1 then dist.barrier(self._group) end        -- if one rank's closure failed, no rank may step

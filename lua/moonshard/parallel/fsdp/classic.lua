@@ -277,7 +277,7 @@ function FSDP:init(m, given)
     checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
   }
   rawset(self, "_fsdp", unit)
-  for _, p in ipairs(params) do (o.use_orig_params and flat.adopt_piece or flat.adopt)(p, unit) end
+  for k, p in ipairs(params) do (o.use_orig_params and flat.adopt_piece or flat.adopt)(p, unit, names[k]) end
   if #params > 0 and not o.use_orig_params then self:register_parameter("flat_param", flat.flat_parameter(unit)) end
 end
 

@@ -6,6 +6,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local Parameter = require "moonshard.nn.parameter".Parameter
 local sharded = require "moonshard.parallel.fsdp.sharded"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 
 local lib = engine.lib
@@ -44,9 +45,10 @@ function M.pieces_as_one(unit)
 end
 
 --- Makes p, which the engine has just sharded, belong to the unit's flat parameter.
-function M.adopt(p, unit)
+function M.adopt(p, unit, name)
   sharded.adopt(p, unit)
   rawset(p, "_hidden", original_hidden)
+  shards.leave(p, name, "was replaced by a flat parameter of fsdp.FSDP")
 end
 
 -- ---- pieces --------------------------------------------------------------------------------------
@@ -97,6 +99,7 @@ end
 
 --- Makes p, which the engine has just sharded, behave as this rank's piece while its module does not run.
 function M.adopt_piece(p, unit)
+  shards.note()
   rawset(p, "_unit", unit)
   rawset(p, "_pieces", true)
   rawset(p, "_grad", nil)

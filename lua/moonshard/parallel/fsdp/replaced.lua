@@ -5,6 +5,7 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 
 local lib = engine.lib
@@ -70,6 +71,7 @@ function M.take_in(unit)
     if now then
       if lib.ms_unit_replace(unit.handle, unit.positions[k][1], now.id) ~= 0 then errors.fail(now) end
       rawset(p, "_unit", nil)
+      shards.leave(p, unit.names[k], "was replaced by the parameter that the script assigned to its field")
       unit.params[k] = now
       sharded.adopt(now, unit)
       for _, place in ipairs(unit.places) do

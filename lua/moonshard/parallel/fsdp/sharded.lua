@@ -12,6 +12,7 @@ local errors = require "moonshard.core.errors"
 local groups = require "moonshard.parallel.fsdp.groups"
 local initial = require "moonshard.nn.initial"
 local policies = require "moonshard.parallel.fsdp.policies"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 local tensor_class = require "moonshard.tensor.class"
 
@@ -302,6 +303,7 @@ end
 --- Makes p, which the engine has just sharded, a sharded parameter of unit.
 function M.adopt(p, unit)
   rawset(p, "_unit", unit)
+  shards.note()
   if p.id < 0 then
     for _, part in ipairs(tensor.inner(p)) do M.adopt(part, unit) end
     return

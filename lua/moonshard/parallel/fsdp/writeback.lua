@@ -10,6 +10,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local Parameter = require "moonshard.nn.parameter".Parameter
 local sharded = require "moonshard.parallel.fsdp.sharded"
+local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 
 local lib, raise = engine.lib, errors.raise
@@ -37,6 +38,7 @@ function M.write_back(unit)
           now:detach()):reshape(piece.shape)) end
       end)
       m[name] = p
+      shards.leave(now, place[4], "was copied into the parameter that it had replaced")
       -- Vacate the old gathered values.
       if lib.ms_unit_is_gathered(unit.handle) ~= 0 then errors.check(lib.ms_unit_reshard(unit.handle)) end
     end
