@@ -182,7 +182,7 @@ local function unscale_all(list, inverse, found, stops)
     ids[k - 1] = copies[k].id
   end
   if lib.ms_unscale_gradients(#list, ids, inverse:to("float32").id, flag.id, stops and 1 or 0) ~= 0 then
-    errors.fail(unpack(list))
+    errors.fail_of(list)
   end
   for k, g in ipairs(list) do
     if not g:is_contiguous() then g:copy_(copies[k]) end

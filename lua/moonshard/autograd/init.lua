@@ -188,11 +188,11 @@ local function end_all(which, message)
   end
 end
 
---- Advances a run to its end and handles its events. run is NULL if the engine failed to create it. The other arguments
---- are tensors for error messages.
-local function pull(run, ...)
+--- Advances a run to its end and handles its events. run is NULL if the engine failed to create it. tensors: for error
+--- messages.
+local function pull(run, tensors)
   if run == nil then
-    local _, message = pcall(errors.fail, ...)
+    local _, message = pcall(errors.fail_of, tensors)
     end_all(2, message)
     error(message, 0)
   end
@@ -249,7 +249,7 @@ function methods.backward(t, grad, given)
   grad1[0] = grad ~= nil and id_of(grad, "backward", "gradient") or 0
   if depth > 0 then M.abort_left() end
   local run = lib.ms_backward(1, root1, grad1, retain and 1 or 0)
-  pull(run, t, grad)
+  pull(run, { t, grad })
   lib.ms_run_free(run)
   drop_dead()
   if ending then end_all(1) end
@@ -295,7 +295,7 @@ function M.backward(roots, grads, given)
   local ids, n, list, given_roots = id_list(roots, "backward", "root")
   local gids = grad_ids(grads, given_roots, n, "backward")
   local run = lib.ms_backward(n, ids, gids, retain and 1 or 0)
-  pull(run, unpack(list))
+  pull(run, list)
   lib.ms_run_free(run)
   drop_dead()
   if ending then end_all(1) end
@@ -335,7 +335,7 @@ function M.grad(outputs, inputs, given)
   local wanted, m, _, given_inputs = id_list(inputs, "grad", "input")
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
-  pull(run, unpack(list))
+  pull(run, list)
   -- ms.grad changes no grad field, so the callbacks of at_end are not called; those without `stays` are dropped.
   if depth == 0 and ending then take_ending() end
   local found, out, at = {}, {}, 0

@@ -94,13 +94,14 @@ local function explain_release() return "" end
 ---@param fn fun(t: Tensor): string  returns text that is added to the message
 function M.explain_release(fn) explain_release = fn end
 
---- Raises the engine's last failure at the user's line. The arguments are the tensors of the call: if one was released,
---- the message names the line that made it, if that is known.
-function M.fail(...)
+--- Raises the engine's last failure at the user's line. `tensors` are those of the call: if one was released, the
+--- message names the line that made it, if that is known.
+---@param tensors Tensor[]  may have holes; n: their number (default: #tensors)
+function M.fail_of(tensors)
   local text = M.last()
   if lib.ms_error_code() == engine.ffi.C.MS_ERELEASED then
-    for k = 1, select("#", ...) do
-      local t = select(k, ...)
+    for k = 1, tensors.n or #tensors do
+      local t = tensors[k]
       local id = type(t) == "table" and rawget(t, "id")
       if id and lib.ms_is_alive(id) == 0 then
         local site = rawget(t, "_site")
@@ -118,6 +119,9 @@ function M.fail(...)
   end
   M.raise_text(text)
 end
+
+--- As fail_of, with the tensors as arguments.
+function M.fail(...) M.fail_of { n = select("#", ...), ... } end
 
 --- Raises the engine's last failure unless status is MS_OK.
 function M.check(status, ...)
@@ -229,6 +233,13 @@ end
 ---@return string
 function M.count(n, noun) return ("%d %s%s"):format(n, noun, n == 1 and "" or "s") end
 
+local int64, uint64 = engine.ffi.typeof "int64_t", engine.ffi.typeof "uint64_t"
+--- Whether a value is a 64-bit integer of the FFI, such as 5LL or 5ULL.
+---@return boolean
+function M.is_int64(v)
+  return type(v) == "cdata" and (engine.ffi.istype(int64, v) or engine.ffi.istype(uint64, v))
+end
+
 --- A value as messages show it: 'text', 3, Tensor, Linear, function.
 function M.show(v)
   local kind = type(v)
@@ -244,6 +255,7 @@ function M.kind(v)
   local kind = type(v)
   if kind == "nil" then return "nil" end
   if kind == "string" or kind == "number" or kind == "boolean" then return ("a %s (%s)"):format(kind, M.show(v)) end
+  if M.is_int64(v) then return ("a 64-bit integer (%s)"):format(tostring(v)) end
   return "a " .. M.show(v)
 end
 

@@ -41,6 +41,16 @@ function M.Listing.__tostring(list)
   return #list == 0 and "{}" or table.concat(lines, "\n")
 end
 
+--- A copy of a list without its metatable. `{ unpack(list) }` would fail for more than about 8,000 elements.
+---@generic T
+---@param list T[]
+---@return T[]
+function M.copy(list)
+  local out = {}
+  for k = 1, #list do out[k] = list[k] end
+  return out
+end
+
 --- Makes a list iterable by `for x in list`. Returns it.
 ---@generic T: table
 ---@param list T

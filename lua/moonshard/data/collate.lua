@@ -11,7 +11,8 @@ local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 local info_of = tensor.info_of
-local is_list = require "moonshard.data.dataset".is_list
+local datasets = require "moonshard.data.dataset"
+local is_list = datasets.is_list
 
 local function kind_of(x)
   if tensor.is_tensor(x) then return "a tensor" end
@@ -146,7 +147,7 @@ local M = {}
 function M.default_collate(items)
   opts.need(is_list(items), items, "a list of at least one item", "default_collate: argument 1")
   local batch = merge(items, "")
-  if is_list(items[1]) then return unpack(batch) end
+  if is_list(items[1]) then return datasets.results(batch, "default_collate", 1) end
   return batch
 end
 
@@ -198,7 +199,9 @@ function M.columns(n, releases) return { size = n, releases = releases } end
 
 --- Adds item k: its values, or one list of them.
 function M.append(columns, k, value, ...)
-  if select("#", ...) == 0 and is_list(value) then return append(columns, k, unpack(value)) end
+  if select("#", ...) == 0 and is_list(value) then
+    return append(columns, k, datasets.results(value, "default_collate", k))
+  end
   return append(columns, k, value, ...)
 end
 

@@ -26,6 +26,19 @@ M.Dataset = Dataset
 local function is_list(x) return opts.is_plain(x) and x[1] ~= nil end
 M.is_list = is_list
 
+local MOST = 7500                                       -- Lua functions return fewer than 8,000 values
+--- The values of a list as results. Errors: too many. who, k: the caller and the number of the item, for the error.
+---@param list any[]
+---@param who string
+---@param k integer
+function M.results(list, who, k)
+  if #list > MOST then
+    errors.raise("%s: item %d is a list of %d values, which are as many results, expected at most %d; make it a tensor, "
+      .. "as in ms.tensor(list)", who, k, #list, MOST)
+  end
+  return unpack(list)
+end
+
 -- The methods that a class of datasets must define, and that the class of self does not.
 local function missing(self)
   local list = {}
@@ -82,7 +95,7 @@ end
 function Dataset:get(i)
   if self.fn then return self.fn(i) end
   local item = (self.items or undefined(self))[i]
-  if is_list(item) then return unpack(item) end
+  if is_list(item) then return M.results(item, class.name(self), i) end
   return item
 end
 

@@ -72,6 +72,12 @@ local function replace(ids, a, b, id)
   return out
 end
 
+local function bytes_of(word)
+  local ids = {}
+  for k = 1, #word do ids[k] = word:byte(k) end
+  return ids
+end
+
 -- ---- training --------------------------------------------------------------------------------------
 
 -- The words of all texts as { ids, count }, in the order in which they first occur.
@@ -81,7 +87,7 @@ local function words_of(texts)
     each_word(text, function(word)
       local entry = by_word[word]
       if not entry then
-        entry = { ids = { word:byte(1, -1) }, count = 0 }
+        entry = { ids = bytes_of(word), count = 0 }
         by_word[word], list[#list + 1] = entry, entry
       end
       entry.count = entry.count + 1
@@ -140,7 +146,7 @@ end
 local function encode_word(self, word)
   local ids = self._words[word]
   if ids then return ids end
-  ids = { word:byte(1, -1) }
+  ids = bytes_of(word)
   while true do
     local first, a, b
     for k = 1, #ids - 1 do

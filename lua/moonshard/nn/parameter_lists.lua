@@ -2,6 +2,7 @@
 --- ParameterList and ParameterDict. Their parameters are ordinary fields, named "1", "2" … in a list, because sharding
 --- replaces fields; Lua's `#list` and `ipairs(list)`, which read array elements, therefore do not see them.
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local base = require "moonshard.nn.module"
@@ -124,7 +125,7 @@ end
 
 --- The names of the parameters, in order.
 ---@return string[]
-function ParameterDict:keys() return { unpack(self._params) } end
+function ParameterDict:keys() return listing.copy(self._params) end
 
 function ParameterDict:extra_repr() return shapes(self, function(name) return name .. " " end) end
 

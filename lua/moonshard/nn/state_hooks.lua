@@ -4,6 +4,7 @@
 --- tables have the names of all modules.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 local base = require "moonshard.nn.register"
 
@@ -98,7 +99,7 @@ local function each(self, kind, children_first, fn)
   if children_first then first, last, step = #modules, 1, -1 end
   for k = first, last, step do
     local hooks = rawget(modules[k], "_state_hooks")
-    for _, hook in ipairs(hooks and { unpack(hooks[kind]) } or {}) do
+    for _, hook in ipairs(hooks and listing.copy(hooks[kind]) or {}) do
       fn(hook.fn, modules[k], names[k] == "" and "" or names[k] .. ".")
     end
   end

@@ -3,6 +3,8 @@
 local calls = require "moonshard.dist.calls"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
@@ -48,7 +50,7 @@ function M.clip_grad_norm_(params, max_norm, given)
       p.grad = g
       local leaf = create.empty_like(g:values(), { requires_grad = true })
       leaf.grad = g:values()
-      stand_ins = stand_ins or { unpack(params) }
+      stand_ins = stand_ins or listing.copy(params)
       stand_ins[k] = leaf
     end
   end
@@ -59,7 +61,9 @@ function M.clip_grad_norm_(params, max_norm, given)
     ids = ffi.new("ms_id[?]", room)
   end
   for k = 1, n do ids[k - 1] = params[k].id end
-  return tensor.wrap_new(lib.ms_clip_grad_norm(n, ids, max_norm, order), unpack(params))
+  local norm = lib.ms_clip_grad_norm(n, ids, max_norm, order)
+  if norm == 0 then errors.fail_of(params) end
+  return tensor.wrap(norm)
 end
 
 -- The group over which a parameter is sharded or, if it is not, replicated (by nn.DDP or a unit); nil if there is none.

@@ -7,6 +7,7 @@ local class = require "moonshard.core.class"
 local shards = require "moonshard.nn.shards"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local nn = require "moonshard.nn.module"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
@@ -121,7 +122,7 @@ end
 
 --- The averages, by the parameter's position, and the number of updates; for sharded parameters, of this rank's part.
 ---@return { updates: integer, averages: Tensor[] }
-function EMA:state_dict() return { updates = self.updates, averages = { unpack(self._averages) } } end
+function EMA:state_dict() return { updates = self.updates, averages = listing.copy(self._averages) } end
 
 --- Continues from a state dict, by copying. Errors: another number of parameters, other shapes.
 ---@param sd { updates: integer, averages: Tensor[] }  updates: the number of updates; averages: one for each parameter

@@ -2,6 +2,7 @@
 --- Groups of an optimizer as the engine reads them. A compiled group is kept until the script changes the group's list
 --- of parameters.
 local engine = require "moonshard.core.ffi"
+local listing = require "moonshard.core.listing"
 local tensor = require "moonshard.tensor"
 
 local ffi = engine.ffi
@@ -16,7 +17,7 @@ function M.compile(self, group, before)
   local leaves, first = tensor.flat(group.params), {}
   local n = #leaves
   if leaves == group.params then
-    leaves = { unpack(leaves) }
+    leaves = listing.copy(leaves)
     for k = 1, n do first[k] = k - 1 end
   else
     local at = 0

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Hooks around an optimizer's step.
 local capture = require "moonshard.autograd.capture"
+local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer
 
@@ -27,7 +28,7 @@ end
 
 local function register(self, list, who, fn)
   opts.expect(fn, opts.fn, "%s: hook", who)
-  local hook, hooks = { fn = fn }, { unpack(self[list] or {}) }
+  local hook, hooks = { fn = fn }, listing.copy(self[list] or {})
   hooks[#hooks + 1] = hook
   replace(self, list, hooks)
   return setmetatable({ optimizer = self, list = list, hook = hook }, Handle)

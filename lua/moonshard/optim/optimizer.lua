@@ -176,7 +176,7 @@ local function step_dense(self, n, terms)
       compiled.take_state(self._compiled[k])
       for _, p in ipairs(self.param_groups[k].params) do params[#params + 1] = p end
     end
-    errors.fail(unpack(params))
+    errors.fail_of(params)
   end
   for k = 1, n do
     local c = self._compiled[k]
@@ -390,7 +390,7 @@ local function step_leaves(self, group, c, at)
     for s = 0, STATES - 1 do c.state[STATES * (k - 1) + s] = state[STATES * (j - 1) + s] end
   end
   compiled.take_state(c)
-  if status ~= 0 then errors.fail(unpack(group.params)) end
+  if status ~= 0 then errors.fail_of(group.params) end
 end
 
 --- Steps only the leaves in `has`.

@@ -2,6 +2,7 @@
 --- The engine's table of optimizers (kernels/formulas/optim), and checks of options against it.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 
 local lib, ffi = engine.lib, engine.ffi
@@ -42,7 +43,7 @@ end
 function M.copy(options)
   local out = {}
   for name, value in pairs(options) do          -- the order of pairs does not affect the copy
-    if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
+    if name ~= "params" then out[name] = is_plain(value) and listing.copy(value) or value end
   end
   return out
 end

@@ -2,6 +2,7 @@
 --- The class of learning rate schedules. A schedule computes a learning rate for each group from the number of steps
 --- taken, so a checkpoint needs little more than that number.
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local log = require "moonshard.core.log"
 local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
@@ -63,7 +64,7 @@ function Scheduler:get_last_lr() return self.last_lr end
 ---@return { step: integer, base_lrs: number[], parts: table[]? }
 ---   parts: the states of the schedules that `sequential` or `chained` is made of
 function Scheduler:state_dict()
-  local sd = { step = self.count, base_lrs = { unpack(self.base_lrs) } }
+  local sd = { step = self.count, base_lrs = listing.copy(self.base_lrs) }
   for _, name in ipairs(self.remembers or {}) do sd[name] = self[name] end
   if self.parts then
     sd.parts = {}
@@ -95,7 +96,7 @@ local function check_state(self, sd, where)
 end
 
 local function begin_with(self, lrs)
-  self.base_lrs = { unpack(lrs) }
+  self.base_lrs = listing.copy(lrs)
   for _, part in ipairs(self.parts or {}) do begin_with(part, lrs) end
 end
 

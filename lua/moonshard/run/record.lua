@@ -88,8 +88,10 @@ local function names_of(self, values, object)
   end
   table.sort(own)
   table.sort(added)
-  local order = { "step", "time", unpack(own) }
-  for _, name in ipairs(added) do order[#order + 1] = name end
+  local order = { "step", "time" }
+  for _, names in ipairs { own, added } do
+    for _, name in ipairs(names) do order[#order + 1] = name end
+  end
   known = {}
   for _, name in ipairs(order) do known[name] = true end
   self.order, self.known, self.count = order, known, n
@@ -110,8 +112,9 @@ local function check_value(name, value)
   opts.wrong(value, "a number or a tensor of one element; run:text records texts", "run:log: '%s'", name)
 end
 
-local function number_of(value)
+local function number_of(name, value)
   if type(value) ~= "boolean" then value = value:item() end
+  opts.need(type(value) ~= "cdata", value, "a number", "run:log: '%s'", name)
   if type(value) == "boolean" then return value and 1 or 0 end
   return value
 end
@@ -161,7 +164,7 @@ function Run:log(values)
     end
   end
   for name, value in pairs(values) do
-    object[name] = type(value) == "number" and value or number_of(value)
+    object[name] = type(value) == "number" and value or number_of(name, value)
   end
   local names = names_of(self, values, object)
   local replaced = self.folder:metric(object, names)

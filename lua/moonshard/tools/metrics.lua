@@ -9,6 +9,7 @@ local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
+local listing = require "moonshard.core.listing"
 local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local plot = require "moonshard.plot"
@@ -108,9 +109,10 @@ end
 --- calls it.
 ---@return { sums: number[], updates: integer }
 function Metric:state_dict()
-  local list = { self.updates, unpack(self.sums) }
-  local all = over_ranks(self, list)
-  return { updates = all[1], sums = { unpack(all, 2) } }
+  local list = listing.copy(self.sums)
+  list[#list + 1] = self.updates
+  local sums = listing.copy(over_ranks(self, list))
+  return { updates = table.remove(sums), sums = sums }
 end
 
 --- Continues from a state dict. Every rank of the group calls it.

@@ -23,6 +23,7 @@ local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local join = require "moonshard.parallel.ddp.join"
+local listing = require "moonshard.core.listing"
 local low_precision = require "moonshard.parallel.ddp.precision"
 local opts = require "moonshard.core.opts"
 local position = require "moonshard.core.position"
@@ -130,7 +131,7 @@ function DDP:init(m, given)
     if sharded then raise("DDP: parameter '%s' is already sharded, and there is no other parameter for DDP to reduce", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
-  local replicated = { unpack(all) }
+  local replicated = listing.copy(all)
   checks.devices(all)
   if o.init_sync then checks.same_model(params, group) end
   local finds = o.find_unused_parameters and not o.static_graph and #params > 0

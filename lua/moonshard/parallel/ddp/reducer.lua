@@ -9,6 +9,7 @@ local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local hooks = require "moonshard.parallel.ddp.hooks"
+local listing = require "moonshard.core.listing"
 local log = require "moonshard.core.log"
 local pieces = require "moonshard.dist.pieces"
 
@@ -286,7 +287,7 @@ end
 
 local function hook_parameters(st)
   local weak = setmetatable({ st }, { __mode = "v" })
-  st.weak, st.hooked = weak, { unpack(st.params) }
+  st.weak, st.hooked = weak, listing.copy(st.params)
   local function hook(k, p, fn, what)
     autograd.register_engine_hook(p, function()
       local alive = weak[1]
