@@ -179,13 +179,16 @@ typedef struct {
 MS_API ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape);  // uninitialised
 // Makes a tensor on the CPU and converts the values to dtype.
 MS_API ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values);
+MS_API ms_id ms_from_int64(int ndim, const int64_t *shape, const int64_t *values);  // the same for int64, exact
 // Makes a tensor on the CPU that uses the caller's memory; the caller keeps data alive.
 MS_API ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);
 MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);  // MS_ERELEASED after t's release
 MS_API void *ms_data_ptr(ms_id t);                       // address of the first element; waits for queued writes to it
 // Reads all elements in row-major order, converted to double (int64, too). capacity: number of elements of out.
+// Every nan is the quiet NaN without sign and payload.
 MS_API ms_status ms_read(ms_id t, double *out, double capacity);
-MS_API ms_status ms_item(ms_id t, double *out);  // the value of a tensor of one element
+MS_API ms_status ms_read_int64(ms_id t, int64_t *out, double capacity);  // the same for an int64 tensor, exact
+MS_API ms_status ms_item(ms_id t, double *out);  // the value of a tensor of one element, as ms_read converts it
 MS_API int ms_is_alive(ms_id t);                 // 0 once t was released, by ms_release or by its scope
 MS_API void ms_release(ms_id t);                 // no-op if t was released already
 MS_API ms_status ms_keep(ms_id t);               // removes t from its scope: t lives until it is released

@@ -54,6 +54,11 @@ static inline double ms__no_id(ms_status reported)
     return 0;
 }
 
+// A number for a script. LuaJIT takes a NaN whose sign or payload bits it does not know for a value of another type, as
+// nil or a pointer, and the FFI passes them through: every floating-point number of a tensor that leaves the engine
+// goes through here.
+static inline double ms__for_script(double v) { return v == v ? v : __builtin_nan(""); }
+
 int64_t ms__now_ns(void);             // monotonic clock
 void ms__nap(int64_t ns);             // sleeps; a signal ends it early
 ms_status ms__check_interrupt(void);  // returns MS_EINTR once after ms_interrupt

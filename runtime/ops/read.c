@@ -8,10 +8,10 @@
 static double load(const void *data, int dtype, int64_t k)
 {
     switch (dtype) {
-    case MS_F32: return ((const float *)data)[k];
-    case MS_F64: return ((const double *)data)[k];
-    case MS_F16: return ms_f16_to_float(((const ms_f16 *)data)[k]);
-    case MS_BF16: return ms_bf16_to_float(((const ms_bf16 *)data)[k]);
+    case MS_F32: return ms__for_script(((const float *)data)[k]);
+    case MS_F64: return ms__for_script(((const double *)data)[k]);
+    case MS_F16: return ms__for_script(ms_f16_to_float(((const ms_f16 *)data)[k]));
+    case MS_BF16: return ms__for_script(ms_bf16_to_float(((const ms_bf16 *)data)[k]));
     case MS_I64: return (double)((const int64_t *)data)[k];
     case MS_I32: return ((const int32_t *)data)[k];
     case MS_I8: return ((const int8_t *)data)[k];
@@ -41,18 +41,36 @@ void *ms_data_ptr(ms_id id)
     return ms__data(t);
 }
 
+// Makes *out, owned by the caller: t contiguous on the CPU, to be read into a buffer for `capacity` elements.
+static ms_status elements(ms_tensor **out, ms_tensor *t, double capacity)
+{
+    MS_TRY(readable(t, "tolist"));
+    if ((double)t->numel > capacity)
+        return ms__fail(MS_EINVAL, "tolist: the tensor has %lld elements, but the buffer holds %.0f",
+                        (long long)t->numel, capacity);
+    return ms__on_cpu(out, t, "tolist");
+}
+
 ms_status ms_read(ms_id id, double *out, double capacity)
 {
     MS_BUSY;
     ms_tensor *t = ms__tensor(id), *c;
     if (!t) return ms__failure();
-    MS_TRY(readable(t, "tolist"));
-    if ((double)t->numel > capacity)
-        return ms__fail(MS_EINVAL, "tolist: the tensor has %lld elements, but the buffer holds %.0f",
-                        (long long)t->numel, capacity);
-    MS_TRY(ms__on_cpu(&c, t, "tolist"));
+    MS_TRY(elements(&c, t, capacity));
     const void *data = ms__data(c);
     for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
+    ms__release(c);
+    return MS_OK;
+}
+
+ms_status ms_read_int64(ms_id id, int64_t *out, double capacity)
+{
+    MS_BUSY;
+    ms_tensor *t = ms__tensor(id), *c;
+    if (!t) return ms__failure();
+    if (t->dtype != MS_I64) return ms__fail(MS_EINVAL, "tolist: %s is not int64", ms__tensor_text(t));
+    MS_TRY(elements(&c, t, capacity));
+    if (c->numel) memcpy(out, ms__data(c), (size_t)c->numel * sizeof *out);
     ms__release(c);
     return MS_OK;
 }

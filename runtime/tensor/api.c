@@ -54,15 +54,28 @@ static void store(void *data, int dtype, int64_t k, double v)
     }
 }
 
+// Makes a tensor on the CPU whose values the caller stores. A captured step does not make it again: the caller calls
+// name_constant once the values are there.
+static ms_status constant(ms_tensor **t, int dtype, int ndim, const int64_t *shape)
+{
+    MS_TRY(check_dtype("tensor", dtype));
+    MS_TRY(check_shape("tensor", ndim, shape));
+    ms_captured *step = ms__capture_suspend();
+    ms_status st = ms__tensor_new(t, dtype, MS_CPU, ndim, shape, "tensor");
+    ms__capture_resume(step);
+    return st;
+}
+static ms_id name_constant(ms_tensor *t)
+{
+    if (MS_UNLIKELY(ms__capturing != NULL) && ms__capture_constant(&t)) return 0;
+    return ms__name(t);
+}
+
 ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values)
 {
     MS_BUSY;
     ms_tensor *t;
-    if (check_dtype("tensor", dtype) || check_shape("tensor", ndim, shape)) return 0;
-    ms_captured *step = ms__capture_suspend();
-    ms_status st = ms__tensor_new(&t, dtype, MS_CPU, ndim, shape, "tensor");
-    ms__capture_resume(step);
-    if (st != MS_OK) return 0;
+    if (constant(&t, dtype, ndim, shape)) return 0;
     for (int64_t k = 0; k < t->numel; k++) {
         double v = values[k];
         if (!ms__holds(dtype, v)) {
@@ -76,8 +89,16 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
         }
         store(t->storage->data, dtype, k, v);
     }
-    if (MS_UNLIKELY(step != NULL) && ms__capture_constant(&t)) return 0;
-    return ms__name(t);
+    return name_constant(t);
+}
+
+ms_id ms_from_int64(int ndim, const int64_t *shape, const int64_t *values)
+{
+    MS_BUSY;
+    ms_tensor *t;
+    if (constant(&t, MS_I64, ndim, shape)) return 0;
+    if (t->numel) memcpy(t->storage->data, values, (size_t)t->numel * sizeof *values);
+    return name_constant(t);
 }
 
 // Makes a contiguous tensor on memory that the tensor does not own. NULL with the error set on failure.

@@ -76,7 +76,7 @@ ms_status ms_flag_read(ms_flag *f, double *out)
         f->event = NULL;
         f->value = *f->pinned;
     }
-    *out = f->value;
+    *out = ms__for_script(f->value);
     return MS_OK;
 }
 

@@ -53,6 +53,7 @@ static ms_status sum_of(const flags *f, double *sum)
         MS_TRY(read(f->t[k], &value));
         *sum += (double)value;
     }
+    *sum = ms__for_script(*sum);
     return MS_OK;
 }
 

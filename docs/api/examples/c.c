@@ -79,6 +79,11 @@ static void tensors(void)
     CHECK(data == own);
     double out[6], one;
     CHECK(ms_read(a, out, 6) == MS_OK && out[5] == 6);
+    const int64_t large[] = { 9007199254740993, 5 };
+    int64_t exact[2];
+    ms_id whole = ms_from_int64(1, two, large);
+    CHECK(ms_read_int64(whole, exact, 2) == MS_OK && exact[0] == large[0]);
+    ms_release(whole);
     ms_id sum = ms_call1(ms_op_find("sum"), a);
     CHECK(ms_item(sum, &one) == MS_OK && one == 21);
     ms_id view = ms_detach(a);

@@ -3,6 +3,7 @@
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local read = require("moonshard.tensor.values").read
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"
 local scope = require "moonshard.tensor.scope"
@@ -30,20 +31,26 @@ function M.place(k, shape)
   return "[" .. table.concat(at, ", ") .. "]"
 end
 
-local function value(v) return v ~= v and "nan" or ("%.9g"):format(v) end
+-- int64 values beyond 2^53 are cdata.
+local function is_number(v) return type(v) == "number" or errors.is_int64(v) end
+local function value(v) return type(v) == "cdata" and tostring(v) or v ~= v and "nan" or ("%.9g"):format(v) end
+local function distance(u, v)
+  local d = math.abs(tonumber(u) - tonumber(v))
+  return d == 0 and u ~= v and 1 or d
+end
 
 -- Returns how many elements differ and how many there are, and of the pair that differs most: its index (from 0), the
 -- difference, and both values.
 local function compare(a, b, rtol, atol, equal_nan)
-  local x, n = tensor.read(a)
-  local y = tensor.read(b)
+  local x, n = read(a)
+  local y = read(b)
   local worst, at, wrong = -1, 0, 0
   for k = 0, n - 1 do
     local u, v = x[k], y[k]
-    local d = math.abs(u - v)
+    local d = distance(u, v)
     if u == v or (equal_nan and u ~= u and v ~= v) then d = 0 end
     -- nan is close to nothing (with equal_nan, to nan); infinity only to itself.
-    local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)
+    local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(tonumber(v))
     if not close then
       wrong = wrong + 1
       if d ~= d then d = math.huge end
@@ -79,16 +86,16 @@ function M.assert_close(a, b, given)
       return
     end
     if not tx and not ty then
-      if type(x) ~= "number" or type(y) ~= "number" then
+      if not is_number(x) or not is_number(y) then
         errors.raise("assert_close%s: %s and %s cannot be compared, expected tensors or numbers", path, errors.kind(x),
           errors.kind(y))
       end
       local rtol, atol = o.rtol or 1e-7, o.atol or 1e-7
-      local d = math.abs(x - y)
-      local close = x == y or d < math.huge and d <= atol + rtol * math.abs(y)
+      local d, limit = distance(x, y), atol + rtol * math.abs(tonumber(y))
+      local close = x == y or d < math.huge and d <= limit
       if not close then
         errors.raise("assert_close%s: got %s, expected %s; difference %g, allowed %g (rtol %g, atol %g)", path, value(x),
-          value(y), math.abs(x - y), atol + rtol * math.abs(y), rtol, atol)
+          value(y), d, limit, rtol, atol)
       end
       return
     end
@@ -116,7 +123,7 @@ function M.assert_close(a, b, given)
         if wrong > 0 then
           errors.raise("assert_close%s: %d of %d elements of %s %s differ; worst at %s: got %s, expected %s; difference %g, "
             .. "allowed %g (rtol %g, atol %g)", path, wrong, n, x.dtype, tostring(sx), M.place(at, sx), value(u), value(v), worst,
-            atol + rtol * math.abs(v), rtol, atol)
+            atol + rtol * math.abs(tonumber(v)), rtol, atol)
         end
       end)
     end)

@@ -279,12 +279,15 @@ function M.read_wav(path)
       local bytes = bits / 8
       local available = math.min(size, #text - at - 7)
       local n = math.floor(available / (bytes * channels))
+      local from = ffi.cast("const uint8_t *", text) + at + 7
+      if real then                              -- not through Lua's numbers, which take some NaNs for other values
+        local rows = raw.tensor(bits == 64 and "float64" or "float32", { n, channels }, from)
+        return rows:t():to("float32"):contiguous(), rate
+      end
       local t, out = raw.tensor("float32", { channels, n })
-      local from, to = ffi.cast("const uint8_t *", text) + at + 7, ffi.cast("float *", out)
-      local reals = ffi.cast(bits == 64 and "const double *" or "const float *", from)
+      local to = ffi.cast("float *", out)
       for k = 0, n * channels - 1 do
-        local v = real and reals[k] or sample(from + k * bytes, bytes)
-        to[k % channels * n + math.floor(k / channels)] = v
+        to[k % channels * n + math.floor(k / channels)] = sample(from + k * bytes, bytes)
       end
       return t, rate
     end

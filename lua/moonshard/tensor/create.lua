@@ -273,9 +273,22 @@ local function measure(value)
   return sizes, value
 end
 
---- A tensor with the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows of different lengths;
---- elements that are neither numbers nor booleans.
----@param value number|boolean|table|Tensor  of any shape, with up to 8 dimensions
+-- Stores element `at` (from 0) of an int64 tensor.
+local function store_exactly(wholes, at, v)
+  local fits = type(v) == "number" and v % 1 == 0 and v >= -2 ^ 63 and v < 2 ^ 63
+    or ffi.istype("int64_t", v) or ffi.istype("uint64_t", v) and v < 2 ^ 63
+  if not fits then
+    opts.wrong(v, "a whole number from -2^63 to below 2^63, because of the 64-bit integers", "tensor: element %d",
+      at + 1)
+  end
+  wholes[at] = v
+end
+
+--- A tensor with the numbers or booleans of a nested table, or a copy of a tensor. 64-bit integers of LuaJIT's FFI,
+--- such as `5LL` and what tolist gives for int64 values beyond 2^53, are exact and make the tensor int64. Errors: rows of
+--- different lengths; elements that are neither numbers nor booleans; 64-bit integers with another dtype or with
+--- fractions.
+---@param value number|boolean|table|Tensor|ffi.cdata*  of any shape, with up to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  of a table: bool if all elements are booleans, else the default dtype; of a tensor: its dtype
 function M.tensor(value, given)
@@ -293,6 +306,7 @@ function M.tensor(value, given)
     count = count * sizes[d]
   end
   local values, at = ffi.new("double[?]", math.max(count, 1)), 0
+  local wholes                                  -- int64_t, in place of `values`, once an element is a 64-bit integer
   local saw_bool, saw_number = false, false
   local function take(v, d)
     if d > #sizes then
@@ -301,10 +315,13 @@ function M.tensor(value, given)
         v = v and 1 or 0
       elseif type(v) == "number" then
         saw_number = true
-      else
+      elseif not errors.is_int64(v) then
         opts.wrong(v, "a number or a boolean", "tensor: element %d", at + 1)
+      elseif not wholes then
+        wholes = ffi.new("int64_t[?]", count)
+        for k = 0, at - 1 do store_exactly(wholes, k, values[k]) end
       end
-      values[at] = v
+      if wholes then store_exactly(wholes, at, v) else values[at] = v end
       at = at + 1
       return
     end
@@ -328,9 +345,18 @@ function M.tensor(value, given)
   end
   opts.need(first ~= nil or count == 0, value, "a number, a boolean or a nested table of them", "tensor: argument 1")
   take(value, 1)
-  local dtype, device, grad = resolve("tensor", given, saw_bool and not saw_number and ffi.C.MS_BOOL or nil)
-  local id = lib.ms_from_data(dtype, #sizes, shape, values)
-  if id == 0 and tensor.collected() then id = lib.ms_from_data(dtype, #sizes, shape, values) end
+  local dtype, device, grad = resolve("tensor", given, wholes and ffi.C.MS_I64
+    or saw_bool and not saw_number and ffi.C.MS_BOOL or nil)
+  if wholes and dtype ~= ffi.C.MS_I64 then
+    errors.raise("tensor: there are 64-bit integers (LL), which need dtype int64, but option 'dtype' is '%s'",
+      dtypes.name(dtype))
+  end
+  local function fill()
+    if wholes then return lib.ms_from_int64(#sizes, shape, wholes) end
+    return lib.ms_from_data(dtype, #sizes, shape, values)
+  end
+  local id = fill()
+  if id == 0 and tensor.collected() then id = fill() end
   if id == 0 then errors.fail() end
   local t = wrap(id)
   if device ~= ffi.C.MS_CPU then

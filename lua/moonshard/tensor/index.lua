@@ -266,9 +266,10 @@ end
 local function write(t, key, v, accumulate)
   if is_tensor(key) and key.dtype == "bool" and not accumulate and key.shape == t.shape
     and (type(v) ~= "table" or is_tensor(v) and v:numel() == 1 and not v.requires_grad) then
-    if is_tensor(v) then v = v:item() end
-    if type(v) ~= "number" and type(v) ~= "boolean" then value_for(t, v) end
-    return methods.masked_fill_(t, key, v)
+    local value = v
+    if is_tensor(v) then value = v:item() end
+    if type(value) ~= "number" and type(value) ~= "boolean" and not is_tensor(v) then value_for(t, v) end
+    if not errors.is_int64(value) then return methods.masked_fill_(t, key, value) end
   end
   v = value_for(t, v)
   if engine.state.grad_mode ~= 0 and (t.requires_grad or v.requires_grad) then

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Tensors: the class, its fields, lifetimes. The other files of this folder add the rest: create.lua makes tensors,
---- print.lua prints them, and ops.lua, shape.lua, reduce.lua and others have the operations.
+--- values.lua reads them, print.lua prints them, and ops.lua, shape.lua, reduce.lua and others have the operations.
 ---
 --- A tensor is `{ id = number }`; the engine assigns the id and checks it at every use. An unscoped tensor has an owner
 --- with a C finalizer; a tensor that belongs to a scope has no finalizer.
@@ -516,51 +516,6 @@ function methods.data_ptr(t)
   return tonumber(ffi.cast("uintptr_t", p))
 end
 
-local double1 = ffi.new "double[1]"
-local BOOL = ffi.C.MS_BOOL
-
---- The value of a tensor of one element, as a Lua number or boolean. Waits for the device. int64 values beyond 2^53 are
---- rounded. Errors: a tensor of more or fewer elements than one.
----@return number|boolean
-function methods.item(t)
-  if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end
-  local v = double1[0]
-  if info_of(t).dtype == BOOL then return v ~= 0 end
-  return v
-end
-
---- Returns a buffer with all elements as doubles, and their number.
-local function read(t)
-  while t.id < 0 do t = inner(t)[1] end
-  info_of(t)
-  local n = tonumber(info.numel)
-  local values = ffi.new("double[?]", math.max(n, 1))
-  if lib.ms_read(t.id, values, n) ~= 0 then fail(t) end
-  return values, n
-end
-M.read = read
-
---- The elements as a nested table; a 0-dim tensor gives a number or a boolean. Waits for the device.
----@return table|number|boolean
-function methods.tolist(t)
-  id_of(t, "tolist")
-  local values = read(t)
-  local shape, is_bool = getters.shape(t), info.dtype == BOOL
-  local at = 0
-  local function level(d)
-    if d > #shape then
-      at = at + 1
-      local v = values[at - 1]
-      if is_bool then return v ~= 0 end
-      return v
-    end
-    local list = {}
-    for k = 1, shape[d] do list[k] = level(d + 1) end
-    return list
-  end
-  return level(1)
-end
-
 --- Releases the tensor now instead of at the end of its scope. Its memory is freed when no graph, view or gradient
 --- needs it. Later operations on the tensor raise errors.
 function methods.release(t)
@@ -594,7 +549,7 @@ function M.set_name(t, name)
   if lib.ms_set_name(t.id, name) ~= 0 then fail(t) end
 end
 
-opts.fix(methods, { "numel", "item", "tolist", "detach" })
+opts.fix(methods, { "numel", "detach" })
 methods.nelement = methods.numel
 
 return M

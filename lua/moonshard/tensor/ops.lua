@@ -68,7 +68,7 @@ local function joined(x)
     errors.raise("concat: the tensor has %d elements, shape %s; expected 1 (tostring(t) gives the text of a larger one)",
       x:numel(), tostring(x.shape))
   end
-  return tostring(x:item())
+  return (tostring(x:item()):gsub("LL$", ""))
 end
 
 function Tensor.__concat(a, b)

@@ -4,6 +4,7 @@ local engine = require "moonshard.core.ffi"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
+local read = require("moonshard.tensor.values").read
 
 local lib, C = engine.lib, engine.ffi.C
 local methods, Tensor = tensor.methods, tensor.Tensor
@@ -59,7 +60,9 @@ end
 -- sizes. kind: "bool", "int" or "float".
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
-  if kind == "int" then return function(v) return ("%.0f"):format(v) end end      -- %d would print 2^63 as negative
+  if kind == "int" then
+    return function(v) return type(v) == "number" and ("%d"):format(v) or tostring(v):match "^[^L]*" end
+  end
   local largest, smallest, whole = 0, math.huge, true
   for _, v in ipairs(numbers) do
     local a = math.abs(v)
@@ -83,14 +86,14 @@ local function values_text(t, shape, dtype)
   local kind = dtype == C.MS_BOOL and "bool" or not dtypes.is_float(dtype) and "int" or "float"
   local ndim = #shape
   if ndim == 0 then
-    local v = tensor.read(t)[0]
+    local v = read(t)[0]
     return formatter({ v }, kind)(v)
   end
   -- A line shows the elements along the last dimension. Dimensions are shortened to fit.
   local lists = rows_shown(shape, ndim - 1, MAX_LINES - 2)
   lists[ndim] = shown(shape[ndim], MAX_COLUMNS, EDGE)
   -- A small tensor is read completely, a large one line by line.
-  local all = methods.numel(t) <= MAX_VALUES and tensor.read(t) or nil
+  local all = methods.numel(t) <= MAX_VALUES and read(t) or nil
   local strides, step = {}, 1
   for d = ndim, 1, -1 do
     strides[d] = step
@@ -99,7 +102,7 @@ local function values_text(t, shape, dtype)
   local numbers, lines = {}, {}
   local function row_of(part, base)
     local row = {}
-    local values = all or tensor.read(part)
+    local values = all or read(part)
     for k, j in ipairs(lists[ndim]) do
       row[k] = j > 0 and values[(all and base or 0) + j - 1] or false
       if row[k] then numbers[#numbers + 1] = row[k] end

@@ -202,7 +202,7 @@ function methods.bincount(t, given)
   return scope.run("bincount", function()
     local amounts = o.weights and methods.detach(o.weights)
       or create.ones({ n }, { dtype = "int64", device = t.device })
-    local size = math.max(n > 0 and t:max():item() + 1 or 0, o.minlength)
+    local size = math.max(n > 0 and tonumber(t:max():item()) + 1 or 0, o.minlength)
     return tally(methods.to(t, "int64"), amounts, size)
   end)
 end

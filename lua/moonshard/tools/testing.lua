@@ -3,6 +3,7 @@
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local read = require("moonshard.tensor.values").read
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local autograd = require "moonshard.autograd"
@@ -63,8 +64,8 @@ function M.gradcheck(fn, inputs, given)
     autograd.no_grad(function()
       for k, t in ipairs(wanted) do
         local shape, n = t.shape, t:numel()
-        local analytic = grads[k] and tensor.read(grads[k])
-        local original = tensor.read(t)
+        local analytic = grads[k] and read(grads[k])
+        local original = read(t)
         local values = t:detach():contiguous()
         local flat = values:view(n)
         local direct = values:data_ptr() == t:data_ptr()
