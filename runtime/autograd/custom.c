@@ -152,9 +152,7 @@ static void meet(int n, ms_tensor *const *in)
     ms_region *g = ms__region;
     for (int k = 0; k < n; k++) {
         ms_tensor *t = in[k];
-        // Units count the contributions to their parameters themselves; these gradients land after the unit has reduced
-        // them.
-        if (!t || !t->requires_grad || t->node || t->unit_param) continue;
+        if (!t || !t->requires_grad || t->node) continue;
         ms_leaf *l = ms__leaf_of(t);
         bool known = !l;
         for (int j = 0; j < g->n && !known; j++) known = g->leaves[j] == l;

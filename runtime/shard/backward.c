@@ -62,6 +62,30 @@ static ms_status pre_backward(ms_run *run, void *token, int64_t use)
                                                                                        : ms__prefetch_backward(u, use);
 }
 
+// The latest forward of u whose backward has not ended.
+static int64_t latest_use(const unit *u)
+{
+    const context *c = u->context;
+    for (int k = c->n_order; k-- > 0;)
+        if (c->order[k].unit == u && !c->order[k].done && !c->order[k].regional) return c->order[k].use;
+    return u->pass.uses[1];  // its outputs need no gradient
+}
+
+static ms_status read_gathered(ms_run *run, const ms_storage *s, bool *started)
+{
+    for (context *c = ms__contexts(); c; c = c->next) {
+        for (int k = 0; k < c->n; k++) {
+            unit *u = c->units[k];
+            if (u->memory.gather_buffer != s) continue;
+            int64_t use = latest_use(u);
+            if (MS_LIKELY(u->state.gathered) || ms__unit_active(u, use) >= 0) return MS_OK;
+            *started = true;
+            return pre_backward(run, ms__unit_token(u), use);
+        }
+    }
+    return MS_OK;
+}
+
 // Fails if the gradient belongs to this rank's piece instead of the whole parameter. The length of a piece may equal
 // the parameter's last dimension; adding such a gradient to a whole one would then broadcast it without an error.
 static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
@@ -221,6 +245,7 @@ static void aborted(ms_run *run)
 }
 
 static const ms_run_owner owner = { .pre_backward = pre_backward,
+                                    .read = read_gathered,
                                     .post_backward = post_backward,
                                     .gradient_fits = gradient_fits,
                                     .accumulate = accumulate,
