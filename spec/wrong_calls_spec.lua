@@ -145,7 +145,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "ms.data.transforms.Normalize { mean = 1, std = 2 }",
   "Normalize: argument 1 is a table, expected a number, or a list of one number per channel; mean and std are given by position" },
   { "x:view { shape = { 3, 2 } }", "view: unknown option 'shape'; sizes are given by position, before the options" },
-  { "x:norm { p = 1 }", "norm: unknown option 'p'; it is given by position, before the options" },
+  { "x:norm { q = 1 }", "norm: unknown option 'q'" },
   { "nn.utils.clip_grad_norm_(nn.Sequential(m), 1)",
   "clip_grad_norm_: argument 1 is a Sequential, expected a list of tensors; write model:parameters()" },
   { "nn.F.dropout(x, { p = 0.1 })", "dropout: unknown option 'p'; it is given by position, before the options" },

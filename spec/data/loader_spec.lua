@@ -6,6 +6,22 @@ local message = require "spec.support.message"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
+describe("a dataset of the wrong kind", function()
+  it("is refused with what is expected", function()
+    for _, make in ipairs { data.DataLoader, function(x) return data.Subset(x, { 1 }) end } do
+      for text, wrong in pairs {
+        [" is an empty table, expected a dataset or a list of at least one item; data.Dataset {} has no items"] = {},
+        [" is a table, expected a dataset, a list of items, a table of size and get, or a tensor"] = { batch_size = 2 },
+        [" is a number (3), expected a dataset, a list of items, a table of size and get, or a tensor"] = 3,
+      } do
+        local got = message(make, wrong)
+        assert.truthy(got:find(text, 1, true), got)
+      end
+    end
+    assert.are.equal(0, data.DataLoader(data.Dataset {}):size())
+  end)
+end)
+
 local function counted(n) return data.Dataset { size = n, get = function(i) return i end } end
 
 -- The batches of one epoch as lists.

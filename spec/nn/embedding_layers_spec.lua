@@ -7,6 +7,44 @@ local raises = require "spec.support.raises"
 
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 
+describe("from_pretrained", function()
+  local weights = ms.tensor { { 1, 2 }, { 3, 4 }, { 5, 6 } }
+  it("makes a frozen Embedding over the memory of a tensor", function()
+    ms.manual_seed(3)
+    local m = nn.Embedding.from_pretrained(weights, { padding_idx = 1 })
+    local next_number = ms.rand(1):item()
+    ms.manual_seed(3)
+    assert.are.equal(ms.rand(1):item(), next_number)    -- it has drawn none
+    assert.are.equal("Embedding(3 x 2, padding_idx 1)", tostring(m))
+    assert.are.same({ { 5, 6 }, { 3, 4 } }, m(ids { 2, 1 }):tolist())  -- the padding row keeps its values
+    assert.is_false(m.weight.requires_grad)
+    assert.are.equal(weights:data_ptr(), m.weight:data_ptr())
+  end)
+  it("may be trained, with a gradient for the rows that were looked up", function()
+    local m = nn.Embedding.from_pretrained(weights, { freeze = false, padding_idx = -1 })
+    m(ids { 1, 1, 2 }):sum():backward()
+    assert.are.same({ { 0, 0 }, { 2, 2 }, { 0, 0 } }, m.weight.grad:tolist())
+    m = nn.Embedding.from_pretrained(weights, { freeze = false, sparse = true })
+    m(ids { 1 }):sum():backward()
+    assert.is_true(m.weight.grad.is_sparse)
+  end)
+  it("makes an EmbeddingBag, or the class before the colon", function()
+    local bag = nn.EmbeddingBag.from_pretrained(weights, { mode = "sum" })
+    assert.is_true(bag:isa(nn.EmbeddingBag))
+    assert.are.same({ { 6, 8 } }, bag(ids { { 0, 2 } }):tolist())
+    local Mine = nn.Embedding:extend "Mine"
+    assert.are.equal("Mine(3 x 2)", tostring(Mine:from_pretrained(weights)))
+    assert.is_true(nn.Embedding(3, 2).weight.requires_grad)
+  end)
+  it("refuses what is no matrix of floating-point numbers", function()
+    raises("from_pretrained: the weights have shape [2], expected 2 dimensions", nn.Embedding.from_pretrained, ms.ones(2))
+    raises("from_pretrained: the weights are int64, expected floating point", nn.Embedding.from_pretrained, weights:long())
+    raises("from_pretrained: argument 1 is nil, expected a tensor", nn.Embedding.from_pretrained)
+    raises("Embedding: padding_idx 3 is out of range for 3 rows", nn.Embedding.from_pretrained, weights, { padding_idx = 3 })
+    assert.is_true(nn.Embedding(3, 2).weight.requires_grad)            -- nothing is left of the refused weights
+  end)
+end)
+
 describe("EmbeddingBag", function()
   it("reduces the rows of an Embedding", function()
     local rows, list = nn.Embedding(6, 3), ids { { 1, 4, 2 }, { 5, 5, 0 } }

@@ -205,6 +205,15 @@ describe("SyncBatchNorm", function()
     assert.is_true(nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)):isa(nn.SyncBatchNorm))
   end)
 
+  it("replaces a batch norm with several names by one SyncBatchNorm, and takes the group as an option", function()
+    local shared, group = nn.BatchNorm1d(2), dist.default_group()
+    local m = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(shared, nn.Sequential(shared), shared),
+      { process_group = group })
+    assert.is_true(m[1]:isa(nn.SyncBatchNorm) and rawequal(m[1], m[3]) and rawequal(m[1], m[2][1]))
+    assert.is_true(m[1].process_group == group)
+    assert.is_true(nn.SyncBatchNorm:convert_sync_batchnorm(nn.BatchNorm1d(3)):isa(nn.SyncBatchNorm))
+  end)
+
   it("is an instance of its own in full precision under FSDP's mixed precision, as every batch norm", function()
     for _, name in ipairs { "BatchNorm1d", "BatchNorm3d", "SyncBatchNorm" } do
       local m = nn.Sequential(nn.Linear(3, 4), nn[name](4))
@@ -222,6 +231,10 @@ describe("SyncBatchNorm", function()
     assert.are.equal("expected 5D input (got 4D input)", message(nn.BatchNorm3d(3), ms.zeros(2, 3, 4, 4)))
     assert.truthy(message(nn.SyncBatchNorm.convert_sync_batchnorm, 3):find("convert_sync_batchnorm: argument 1 is", 1,
       true))
+    assert.truthy(message(nn.SyncBatchNorm.convert_sync_batchnorm, nn.BatchNorm1d(2), 5):find(
+      "convert_sync_batchnorm: argument 2 is a number (5), expected a group", 1, true))
+    assert.truthy(message(nn.SyncBatchNorm, 2, { process_group = 5 }):find(
+      "SyncBatchNorm: option 'process_group' is a number (5), expected a group", 1, true))
     assert.truthy(message(nn.BatchNorm3d, 3, { process_group = 1 }):find("unknown option 'process_group'", 1, true))
   end)
 end)

@@ -4,6 +4,7 @@ local ms = require "moonshard"
 local nn, utils = ms.nn, ms.nn.utils
 local collected = require "spec.support.collected"
 local raises = require "spec.support.raises"
+local ranks = require "spec.support.ranks"
 
 describe("nn.utils.clip_grad_value_", function()
   it("limits the elements of dense and sparse gradients, and leaves parameters without one out", function()
@@ -68,5 +69,61 @@ describe("nn.utils.parameters_to_vector", function()
     utils.vector_to_parameters(v, list)
     assert.equal(before + 2, ms.memory_stats("cpu").live_tensors)
     assert.equal(norm:item(), v:norm():item())
+  end)
+end)
+
+describe("error_if_nonfinite", function()
+  local function text(who, order)
+    return ("%s: The total norm of order %s for gradients from `parameters` is non-finite, so it cannot be clipped. To disable this error and "
+      .. "scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=false`"):format(who, order)
+  end
+  for _, bad in ipairs { math.huge, -math.huge, 0 / 0 } do
+    it(("of clip_grad_norm_ refuses %s, and leaves the gradients alone"):format(bad), function()
+      local p, q = nn.Parameter(ms.ones(2)), nn.Parameter(ms.ones(1))
+      p.grad, q.grad = ms.tensor { 3, bad }, ms.tensor { 4 }
+      raises(text("clip_grad_norm_", "2"), utils.clip_grad_norm_, { p, q }, 1, { error_if_nonfinite = true })
+      raises(text("clip_grad_norm_", "inf"), utils.clip_grad_norm_, { p, q }, 1,
+        { error_if_nonfinite = true, norm_type = math.huge })
+      raises(text("get_total_norm", "2"), utils.get_total_norm, { p.grad, q.grad }, { error_if_nonfinite = true })
+      local optimizer = ms.optim.SGD({ p, q }, { lr = 1 })
+      assert.is_false(pcall(optimizer.step_clipped, optimizer, 1, { error_if_nonfinite = true }))
+      assert.are.equal(3, p.grad[1]:item())
+      assert.are.equal(4, q.grad:item())
+      assert.are.same({ 1, 1 }, p:tolist())
+      utils.clip_grad_norm_({ p, q }, 1, { error_if_nonfinite = false })
+      assert.are_not.equal(4, q.grad:item())
+    end)
+  end
+
+  it("changes nothing where the norm is finite", function()
+    local function clipped(given)
+      local p = nn.Parameter(ms.ones(2))
+      p.grad = ms.tensor { 3, 4 }
+      return utils.clip_grad_norm_(p, 1, given):item(), p.grad
+    end
+    local norm, grad = clipped { error_if_nonfinite = true }
+    local right_norm, right = clipped()
+    assert.are.equal(right_norm, norm)
+    assert.is_true(right:equal(grad))
+  end)
+
+  ranks.describe(2, "over shards #mpi", function(rank)
+    for _, front in ipairs { "fully_shard", "FSDP" } do
+      it("is raised by every rank, which then continue: " .. front, function()
+        local m = nn.Linear(2, 2)
+        if front == "FSDP" then m = ms.fsdp.FSDP(m) else ms.fsdp.fully_shard(m) end
+        local function clip(scale)
+          m:zero_grad()
+          m(ms.ones(1, 2) * scale):sum():backward()
+          if front == "FSDP" then return m:clip_grad_norm_(1, { error_if_nonfinite = true }) end
+          return utils.clip_grad_norm_(m:parameters(), 1, { error_if_nonfinite = true })
+        end
+        local ok, message = pcall(clip, rank == 1 and math.huge or 1)
+        assert.is_false(ok)
+        assert.truthy(message:find(text("clip_grad_norm_", "2"), 1, true), message)
+        local norm = clip(1):item()
+        assert.is_true(norm > 0 and norm < math.huge)
+      end)
+    end
   end)
 end)

@@ -177,7 +177,7 @@ return {
   { "x:size(0)", "size: dimension is a number (0), expected a whole number other than 0 (dimensions count from 1, negative ones from the end)" },
   { "ms.cat({})", "cat: the list is empty, expected at least one tensor" },
   -- Functions without options refuse every option: ignoring an option that PyTorch has could give another result.
-  { [[x:div(2, {rounding_mode = "floor"})]], "div: unknown option 'rounding_mode' (accepted: none)" },
+  { [[x:div(2, {rounding_mode = "round"})]], "div: option 'rounding_mode' is 'round', expected one of 'trunc', 'floor'" },
   { "x:mul_(2, {alpha = 2})", "mul_: unknown option 'alpha' (accepted: none)" },
   { "x:relu({inplace = true})", "relu: unknown option 'inplace'; leave it out: the result is a new tensor (accepted: none)" },
   { "x:clamp(0, 1, {out = x})", "clamp: unknown option 'out' (accepted: none)" },

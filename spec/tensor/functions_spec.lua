@@ -52,6 +52,73 @@ describe("remainder", function()
   end)
 end)
 
+describe("div with rounding_mode", function()
+  -- A plain loop: the quotient of two numbers, rounded towards 0 or down.
+  local function rounded(mode, a, b)
+    local q = a / b
+    return mode == "floor" and math.floor(q) or q < 0 and math.ceil(q) or math.floor(q)
+  end
+  local tops, bottoms = { 7, -7, 7, -7, 0, 6, -1 }, { 2, 2, -2, -2, 5, 3, 4 }
+
+  for _, mode in ipairs { "trunc", "floor" } do
+    for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8" } do
+      it(("%s of %s: the plain loop's values and the operands' dtype"):format(mode, dtype), function()
+        local a, b = ms.tensor(tops, { dtype = dtype }), ms.tensor(bottoms, { dtype = dtype })
+        local right, by_two = {}, {}
+        for k = 1, #tops do right[k], by_two[k] = rounded(mode, tops[k], bottoms[k]), rounded(mode, tops[k], 2) end
+        local how = { rounding_mode = mode }
+        local q = a:div(b, how)
+        assert.are.equal(dtype, q.dtype)
+        assert.are.same(right, list(q + 0))             -- -0 counts as 0
+        assert.are.same(right, list(ms.div(a, b, how) + 0))
+        assert.are.same(by_two, list(a:div(2, how) + 0))
+        local c = a:clone()
+        assert.is_true(rawequal(c, c:div_(b, how)))
+        assert.are.same(right, list(c + 0))
+      end)
+    end
+
+    it(mode .. ": the gradients are 0, also where the divisor is 0", function()
+      local a = ms.tensor({ { 1, -2, 3 } }, { requires_grad = true })
+      local b = ms.tensor({ { 0 }, { 2 } }, { requires_grad = true })
+      a:div(b, { rounding_mode = mode }):sum():backward()
+      assert.are.same({ { 0, 0, 0 } }, list(a.grad))
+      assert.are.same({ { 0 }, { 0 } }, list(b.grad))
+      assert.is_false(ids { 3 }:div(2, { rounding_mode = mode }).requires_grad)
+    end)
+  end
+
+  it("rounds halves once, and large integers exactly", function()
+    local b = { rounding_mode = "trunc" }
+    local function half(x) return ms.tensor({ x }, { dtype = "bfloat16" }) end
+    assert.are.equal(3, (half(772) / half(258)):item())          -- 2.992
+    assert.are.equal(2, half(772):div(half(258), b):item())
+    local large = ids { 2 ^ 53 } + 1
+    assert.is_true(large:div(1, b):equal(large))
+    assert.is_true((-large):div(-1, b):equal(large))
+    assert.are.same({ 0, 0 }, list(ids { 5, -5 }:div(0, b)))
+  end)
+
+  it("takes a fraction for integers, and numbers as the first operand", function()
+    assert.are.same({ 1, -1 }, list(ids { 3, -4 }:div(2.5, { rounding_mode = "trunc" })))
+    assert.are.same({ 1, -2 }, list(ids { 3, -4 }:div(2.5, { rounding_mode = "floor" })))
+    assert.are.same({ 3, -4 }, list(ms.div(7, ids { 2, -2 }, { rounding_mode = "floor" })))
+  end)
+end)
+
+describe("norm", function()
+  it("takes the dimensions and p by name, too", function()
+    local x = ms.tensor { { 3, -4 }, { 5, 12 } }
+    assert.are.same({ 5, 13 }, list(x:norm { dim = 2 }))
+    assert.are.same({ { 5 }, { 13 } }, list(x:norm(2, { dim = 2, keepdim = true })))
+    assert.are.same({ 8, 16 }, list(x:norm { p = 1, dim = 1 }))
+    assert.are.equal(12, x:norm { p = math.huge, dim = { 1, 2 } }:item())
+    assert.are.equal(24, x:norm { p = 1 }:item())
+    refuses("norm: the dimension is given by position and by name", function() return x:norm(2, 1, { dim = 2 }) end)
+    refuses("norm: p is given by position and by name", function() return x:norm(1, { p = 2 }) end)
+  end)
+end)
+
 describe("rounding", function()
   it("sends halves to the even number and leaves integers alone", function()
     assert.are.same({ 0, 2, 2, -2 }, list(ms.tensor { 0.5, 1.5, 2.5, -1.5 }:round()))

@@ -55,6 +55,8 @@ local instead = {
   FractionalMaxPool2d = "use nn.AdaptiveMaxPool2d, whose windows have nearly equal sizes",
   max_pool2d_with_indices = "use nn.F.max_pool2d(x, kernel, { return_indices = true })",
   multi_head_attention_forward = "use nn.MultiheadAttention, or nn.F.scaled_dot_product_attention(q, k, v)",
+  convert_sync_batchnorm = "use nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+  from_pretrained = "use nn.Embedding.from_pretrained(weights); require moonshard.models.gpt, or another, for models",
   upsample_nearest = "use nn.F.interpolate(x, { scale_factor = 2 })",
   upsample_bilinear = 'use nn.F.interpolate(x, { scale_factor = 2, mode = "bilinear", align_corners = true })',
   FullyShardedDataParallel = "use fsdp.FSDP",

@@ -411,20 +411,10 @@ function Tensor:logical_not() end
 ---@return Tensor
 function Tensor:mul(u) end
 
---- t / u, element by element; u broadcasts.
----@param u Tensor|number  broadcasts with t
----@return Tensor
-function Tensor:div(u) end
-
 --- t * u in place.
 ---@param u Tensor|number  broadcasts to t's shape
 ---@return Tensor self
 function Tensor:mul_(u) end
-
---- t / u in place.
----@param u Tensor|number  broadcasts to t's shape
----@return Tensor self
-function Tensor:div_(u) end
 
 --- t ^ u, element by element; u broadcasts.
 ---@param u Tensor|number  broadcasts with t

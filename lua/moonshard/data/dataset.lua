@@ -128,7 +128,10 @@ function M.expect(x, label)
   if class.isa(x, Dataset) then return x end
   if opts.is_plain(x) and (x[1] ~= nil or x.get ~= nil) then return Dataset(x) end
   if tensor.is_tensor(x) then return M.TensorDataset(x) end
-  return opts.wrong(x, "a dataset", "%s", label)
+  if opts.is_plain(x) and next(x) == nil then
+    errors.raise("%s is an empty table, expected a dataset or a list of at least one item; data.Dataset {} has no items", label)
+  end
+  return opts.wrong(x, "a dataset, a list of items, a table of size and get, or a tensor", "%s", label)
 end
 
 -- ---- iterable ------------------------------------------------------------------------------------------

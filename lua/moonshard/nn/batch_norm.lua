@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- BatchNorm1d, BatchNorm2d, BatchNorm3d and SyncBatchNorm.
+local class = require "moonshard.core.class"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -17,7 +18,7 @@ local spec = {
   eps = 1e-5, momentum = opts.any, affine = true, track_running_stats = true, dtype = opts.string, device = opts.any,
 }
 
-local sync_spec = { process_group = opts.any }
+local sync_spec = { process_group = dist._a_group }
 for name, kind in pairs(spec) do sync_spec[name] = kind end
 
 local function construct(self, d, given)
@@ -153,26 +154,36 @@ local function synchronized(m, group)
   return out
 end
 
+-- Converts a module and its descendants. done: the replacement of each module so far, because modules may be shared.
+local function converted(m, group, done)
+  if done[m] then return done[m] end
+  done[m] = m
+  for _, kind in ipairs(plain) do
+    if m:isa(kind) then
+      done[m] = synchronized(m, group)
+      return done[m]
+    end
+  end
+  local names, children = m:_child_list()
+  for k, child in ipairs(children) do
+    local new = converted(child, group, done)
+    if not rawequal(new, child) then m:set_submodule(names[k], new) end
+  end
+  return m
+end
+
 --- Replaces every batch norm in a module by a SyncBatchNorm with its parameters and buffers. To be called before the
 --- module is sharded or wrapped, and before its optimizer is made.
 ---@param module Module  changed; a batch norm itself is not, but its replacement is returned
----@param group? Group  ranks whose batches count (default: all)
+---@param group? Group  ranks whose batches count (default: all); { process_group = group } is the same
 ---@return Module  module, or the replacement of a module that is a batch norm
-function SyncBatchNorm.convert_sync_batchnorm(module, group)
+function SyncBatchNorm.convert_sync_batchnorm(module, group, more)
+  if class.is_class(module) then module, group = group, more end     -- called with a colon
   opts.expect(module, a_module, "convert_sync_batchnorm: argument 1")
-  for _, class in ipairs(plain) do
-    if module:isa(class) then return synchronized(module, group) end
-  end
-  local list = {}
-  for name, child in module:named_children() do list[#list + 1] = { name, child } end
-  for _, entry in ipairs(list) do
-    local new = SyncBatchNorm.convert_sync_batchnorm(entry[2], group)
-    if not rawequal(new, entry[2]) then module:set_submodule(entry[1], new) end
-  end
-  return module
+  if opts.is(group) then group = opts("convert_sync_batchnorm", group, { process_group = dist._a_group }).process_group end
+  if group ~= nil then opts.expect(group, dist._a_group, "convert_sync_batchnorm: argument 2") end
+  return converted(module, group, {})
 end
-
-opts.fix(SyncBatchNorm, { "convert_sync_batchnorm" })
 
 return {
   BatchNorm1d = BatchNorm1d, BatchNorm2d = BatchNorm2d, BatchNorm3d = BatchNorm3d, SyncBatchNorm = SyncBatchNorm,

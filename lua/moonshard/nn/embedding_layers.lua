@@ -26,6 +26,18 @@ function EmbeddingBag:init(n, d, given)
   self.mode = o.mode
 end
 
+local PRETRAINED = { freeze = true, padding_idx = opts.whole, mode = opts.one_of({ "sum", "mean", "max" }, "mean") }
+
+--- An EmbeddingBag whose weight shares the memory of a tensor. By default it is frozen: it gets no gradient.
+---@param weights Tensor  [n, d], floating point
+---@param given? { freeze: boolean, padding_idx: integer, mode: "sum"|"mean"|"max" }
+---   freeze: the weight does not require a gradient (default: true); padding_idx: row that is left out, from 0;
+---   negative from the end; mode: how the rows of a bag become one (default: "mean")
+---@return EmbeddingBag
+function EmbeddingBag.from_pretrained(weights, given, more)
+  return Embedding._from_pretrained(EmbeddingBag, PRETRAINED, weights, given, more)
+end
+
 ---@param ids Tensor  int64 [B, L]
 ---@param given? { per_sample_weights: Tensor }  per_sample_weights: [B, L], factors of the rows, only with "sum"
 ---@return Tensor  [B, d]

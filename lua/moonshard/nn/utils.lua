@@ -16,16 +16,11 @@ local is_tensor = tensor.is_tensor
 local M = {}
 
 local room, ids = 0, nil         -- room: the size of the array of ids, which later calls reuse
-local norm_options = { norm_type = 2 }
+local norm_options = { norm_type = 2, error_if_nonfinite = false }
+local clip                       -- clip_at_once in the wrappers below
 
---- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =
---- math.huge selects the maximum norm; max_norm = math.huge only computes the norm. Collective if parameters are
---- sharded.
----@param params Tensor|Tensor[]  those without a gradient are left out
----@param max_norm number  at least 0
----@param given? { norm_type: number }
----@return Tensor norm  before clipping: a plain 0-dim tensor, on the gradients' device if all have the same, else on the CPU
-function M.clip_grad_norm_(params, max_norm, given)
+-- clip_grad_norm_ without the option error_if_nonfinite: one collective.
+local function clip_at_once(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
   -- A list of tensors may have a metatable, but must hold its elements: # and ipairs see none in an nn.ParameterList.
@@ -66,6 +61,46 @@ function M.clip_grad_norm_(params, max_norm, given)
   return tensor.wrap(norm)
 end
 
+--- Raises if a norm of gradients is not finite. Every rank has the same norm and raises by itself.
+---@param norm Tensor
+---@param order number  the order of the norm
+---@param who string  the function's name in messages
+function M._refuse_nonfinite(norm, order, who)
+  local value = norm:item()
+  if value == value and value < math.huge then return end
+  errors.raise("%s: The total norm of order %s for gradients from `parameters` is non-finite, so it cannot be clipped. "
+    .. "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=false`",
+    who, order == math.huge and "inf" or tostring(order))
+end
+
+--- Wraps clip(target, max_norm, given) so that it takes the option error_if_nonfinite: then the norm is computed first,
+--- without a change of the gradients.
+function M._checking_clip(fn)
+  local function wrapper(target, max_norm, given)
+    if not opts.is(given) or given.error_if_nonfinite == nil then return fn(target, max_norm, given) end
+    local o = opts("clip_grad_norm_", given, norm_options)
+    local order = { norm_type = o.norm_type }
+    if o.error_if_nonfinite then
+      M._refuse_nonfinite(fn(target, math.huge, order), o.norm_type, "clip_grad_norm_")
+    end
+    return fn(target, max_norm, order)
+  end
+  opts.original[wrapper] = opts.original[fn] or fn
+  return wrapper
+end
+
+--- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =
+--- math.huge selects the maximum norm; max_norm = math.huge only computes the norm. Collective if parameters are
+--- sharded.
+---@param params Tensor|Tensor[]  those without a gradient are left out
+---@param max_norm number  at least 0
+---@param given? { norm_type: number, error_if_nonfinite: boolean }  error_if_nonfinite: a norm that is inf or nan is an
+---   error, and the gradients keep their values (default: false: they become nan or 0)
+---@return Tensor norm  before clipping: a plain 0-dim tensor, on the gradients' device if all have the same, else on the CPU
+function M.clip_grad_norm_(params, max_norm, given)
+  return clip(params, max_norm, given)
+end
+
 -- The group over which a parameter is sharded or, if it is not, replicated (by nn.DDP or a unit); nil if there is none.
 local function group_of(p)
   local unit = rawget(p, "_unit") or rawget(p, "_flat")
@@ -97,7 +132,7 @@ function M._has_peers(params) return M._group_of(params) ~= nil end
 
 -- With calls.one, an error on one rank, such as a wrong argument, makes the first all-reduce of its peers' calls fail,
 -- so the ranks need not exchange beforehand whether their arguments are right.
-M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
-M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
+M._clip_grad_norm, M._first_group = clip_at_once, first_group
+clip = M._checking_clip(calls.one(clip_at_once, first_group))
 
 return M

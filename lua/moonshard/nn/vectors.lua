@@ -8,6 +8,7 @@ local scope = require "moonshard.tensor.scope"
 local shape = require "moonshard.tensor.shape"
 local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
+local utils = require "moonshard.nn.utils"
 
 local M = {}
 
@@ -55,16 +56,20 @@ end
 --- The norm of all elements of a list of tensors. It is the norm of this process's tensors: unlike clip_grad_norm_, it
 --- does not add the parts of other ranks.
 ---@param tensors Tensor|Tensor[]  floating point, on one device
----@param given? { norm_type: number }  norm_type: p of the norm; math.huge is the maximum norm (default: 2)
+---@param given? { norm_type: number, error_if_nonfinite: boolean }  norm_type: p of the norm; math.huge is the maximum
+---   norm (default: 2); error_if_nonfinite: a norm that is inf or nan is an error (default: false)
 ---@return Tensor  []; 0 for an empty list
 function M.get_total_norm(tensors, given)
-  local order = opts("get_total_norm", given, { norm_type = 2 }).norm_type
+  local o = opts("get_total_norm", given, { norm_type = 2, error_if_nonfinite = false })
+  local order = o.norm_type
   local list = list_of("get_total_norm", tensors)
   if #list == 0 then return create.zeros({}) end
   return scope.scope(function()
     local norms = {}
     for k, t in ipairs(list) do norms[k] = t:norm(order) end
-    return shape.stack(norms):norm(order)
+    local norm = shape.stack(norms):norm(order)
+    if o.error_if_nonfinite then utils._refuse_nonfinite(norm, order, "get_total_norm") end
+    return norm
   end)
 end
 

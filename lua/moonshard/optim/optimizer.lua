@@ -300,7 +300,7 @@ function Optimizer:step(closure)
   return result
 end
 
-local norm_options = { norm_type = 2 }
+local norm_options = { norm_type = 2, error_if_nonfinite = false }
 
 local function parameters_of(self)
   local all = {}
@@ -339,9 +339,14 @@ end, function(self) return utils._first_group(parameters_of(self)) end)
 --- are Lua functions, steps with hooks or sparse parameters, and captured steps call clip_grad_norm_ and step.
 --- Collective if parameters are sharded.
 ---@param max_norm number  at least 0; math.huge only computes the norm
----@param given? { norm_type: number }  norm_type: order of the norm (default: 2); math.huge: the largest element
+---@param given? { norm_type: number, error_if_nonfinite: boolean }  norm_type: order of the norm (default: 2);
+---   math.huge: the largest element; error_if_nonfinite: a norm that is inf or nan is an error, before anything changes
 ---@return Tensor norm  before clipping: a plain 0-dim tensor, on the gradients' device if all have the same, else on the CPU
 function Optimizer:step_clipped(max_norm, given)
+  if opts.is(given) and given.error_if_nonfinite ~= nil then
+    utils.clip_grad_norm_(parameters_of(self), math.huge, given)
+    given = { norm_type = given.norm_type }
+  end
   if not in_parts(self) then return in_one_pass(self, max_norm, given) end
   local norm = utils.clip_grad_norm_(parameters_of(self), max_norm, given)
   self:step()

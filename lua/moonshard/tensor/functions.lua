@@ -1,6 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Elementwise functions with options, and those composed of others.
+local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
+local number_types = require "moonshard.tensor.number_types"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
@@ -25,6 +28,59 @@ end
 ---@param given? { decimals: integer }  decimals: digits after the point to round to; negative before it (default: 0)
 ---@return Tensor self
 function methods.round_(t, given) return methods.copy_(t, methods.round(t, given)) end
+
+-- t / u rounded to whole numbers. Halves are divided in float32, so that the quotient is rounded once.
+local function whole_quotient(t, u, mode)
+  local dtype = number_types.result_type(t, u)
+  local wide = (dtype == "float16" or dtype == "bfloat16") and "float32" or dtype
+  if is_tensor(t) then t = methods.to(t, wide) end
+  if is_tensor(u) then u = methods.to(u, wide) end
+  local q
+  if mode == "floor" then q = methods.floor_divide(t, u)
+  elseif dtypes.is_float(dtypes.numbers[wide]) then q = methods.trunc(t / u)
+  else q = methods.floor_divide(t - methods.fmod(t, u), u) end
+  return methods.to(q, dtype)
+end
+
+-- The quotient, with gradients of 0 for both operands.
+local function rounded_quotient(t, u, mode)
+  local leaves, plain = {}, {}
+  for k, x in ipairs { t, u } do
+    local flows = is_tensor(x) and x.requires_grad
+    if flows then leaves[#leaves + 1] = x end
+    plain[k] = flows and methods.detach(x) or x
+  end
+  local q = whole_quotient(plain[1], plain[2], mode)
+  for _, x in ipairs(leaves) do
+    -- An element is never taken from floor(x), whose gradient is 0.
+    q = methods.where(q, create.tensor(true, { device = q.device }), methods.to(methods.floor(x), q.dtype))
+  end
+  return q
+end
+
+local divide, divide_in_place = methods.div, methods.div_
+local ROUNDING = { rounding_mode = opts.one_of { "trunc", "floor" } }
+
+--- t / u, element by element; u broadcasts. With rounding_mode the result is rounded to whole numbers, integers stay
+--- integers, and the gradients are 0. Integers divided by 0 give 0 then.
+---@param u Tensor|number  broadcasts with t
+---@param given? { rounding_mode: "trunc"|"floor" }  rounding_mode: towards 0, or down (default: no rounding)
+---@return Tensor
+function methods.div(t, u, given)
+  local mode = given ~= nil and opts("div", given, ROUNDING).rounding_mode
+  if not mode then return divide(t, u) end
+  opts.need(is_tensor(u) or type(u) == "number", u, "a tensor or a number", "div: operand")
+  return scope.run("div", rounded_quotient, t, u, mode)
+end
+
+--- t / u in place.
+---@param u Tensor|number  broadcasts to t's shape
+---@param given? { rounding_mode: "trunc"|"floor" }  rounding_mode: towards 0, or down (default: no rounding)
+---@return Tensor self
+function methods.div_(t, u, given)
+  local mode = given ~= nil and opts("div_", given, ROUNDING).rounding_mode
+  return mode and methods.copy_(t, methods.div(t, u, given)) or divide_in_place(t, u)
+end
 
 --- t * t, element by element.
 ---@return Tensor

@@ -74,17 +74,29 @@ for _, name in ipairs { "argmax", "argmin" } do
 end
 
 local NORM = op "norm"
+local NORM_OPTIONS = { keepdim = false, dim = opts.any, p = opts.any }
 --- The p-norm, `sum(|t|^p)^(1/p)`; p = math.huge gives the largest absolute value. Errors: a dtype that is not floating
 --- point.
 ---@param p? number  the exponent (default: 2)
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
----@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@param given? { keepdim: boolean, dim: integer|integer[], p: number }
+---   keepdim: leaves the dimensions with size 1; dim: d by name; p: p by name
 ---@return Tensor
 function methods.norm(t, p, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
   if given == nil and opts.is(p) then p, given = nil, p end
+  local keepdim = false
+  if given ~= nil then
+    local o = opts("norm", given, NORM_OPTIONS)
+    keepdim = o.keepdim
+    if o.p ~= nil and p ~= nil or o.dim ~= nil and d ~= nil then
+      errors.raise("norm: %s is given by position and by name", o.p ~= nil and p ~= nil and "p" or "the dimension")
+    end
+    if o.p ~= nil then p = o.p end
+    if o.dim ~= nil then d = o.dim end
+  end
   if p ~= nil then opts.expect(p, opts.number, "norm: p") end
-  a_i[0] = given ~= nil and opts("norm", given, KEEPDIM).keepdim and 1 or 0
+  a_i[0] = keepdim and 1 or 0
   local n = positions(d, 1, "norm")
   a_f[0] = p or 2
   return wrap(call1_with(NORM, t, "norm", n, 1))

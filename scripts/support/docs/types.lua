@@ -62,8 +62,8 @@ local function optimizer(row)
     comment("---  ", table.concat(meanings, "; ")), name)
 end
 
--- In-place methods that are written in Lua, with annotations of their own.
-local written_out = { pow = true }
+-- Methods that are written in Lua, with annotations of their own, and those of which the in-place form is.
+local in_lua, written_out = { div = true, div_ = true }, { pow = true }
 
 --- The text that types_engine.lua should have.
 ---@return string
@@ -75,7 +75,7 @@ function M.text()
   for op = 0, lib.ms_op_count() - 1 do
     local name, doc, flags = engine.ffi.string(lib.ms_op_name(op)), engine.ffi.string(lib.ms_op_doc(op)),
       lib.ms_op_flags(op)
-    if doc ~= "" then
+    if doc ~= "" and not in_lua[name] then
       local in_place = bit_and(flags, E.MS_OP_INPLACE) ~= 0
       local returns = in_place and "Tensor self" or "Tensor"
       if lib.ms_op_inputs(op) == 2 then

@@ -469,7 +469,7 @@ end
 
 --- Multiplies all gradients by one factor so that their total norm over all ranks is at most max_norm.
 ---@param max_norm number  at least 0
----@param given? {norm_type: number}
+---@param given? { norm_type: number, error_if_nonfinite: boolean }  as of nn.utils.clip_grad_norm_
 ---@return Tensor norm  the norm before scaling
 function FSDP:clip_grad_norm_(max_norm, given)
   units_of_root(self, "`clip_grad_norm_()` should only be called on the root FSDP instance")
@@ -489,9 +489,9 @@ function FSDP:clip_grad_norm_(max_norm, given)
 end
 
 FSDP.init = calls.several(FSDP.init)
-FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
+FSDP.clip_grad_norm_ = utils._checking_clip(calls.one(FSDP.clip_grad_norm_, function(self)
   return M.is_fsdp(self) and utils._first_group(self:parameters()) or 1
-end)
+end))
 
 --- The FSDP instances among m and its descendants, parents before children; with root_only, only instances that no
 --- other instance contains.
