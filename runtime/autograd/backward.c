@@ -381,8 +381,7 @@ static ms_status read_parameters(ms_run *r, const ms_node *n, bool *started)
     for (int k = 0; k < n->n_in && !*started; k++) {
         if (n->in[k] && n->in[k]->storage->kind == MS_MEMORY_GATHERED)
             MS_TRY(ms__run_owner->read(r, n->in[k]->storage, started));
-        else if (MS_UNLIKELY(n->in_version[k] == MS_AGAIN))
-            MS_TRY(read_parameters(r, n->edges[k].node, started));
+        else if (MS_UNLIKELY(n->in_version[k] == MS_AGAIN)) MS_TRY(read_parameters(r, n->edges[k].node, started));
     }
     return MS_OK;
 }

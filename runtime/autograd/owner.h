@@ -12,8 +12,8 @@
 typedef struct ms_run_owner {
     // Called before the gradient of a module's output is used.
     ms_status (*pre_backward)(ms_run *run, void *unit, int64_t use);
-    // Called before a backward reads gathered parameters, whose storage is s. *started: it has begun to gather them; the
-    // run then calls again, after the tasks that were pushed.
+    // Called before a backward reads gathered parameters, whose storage is s. *started: it has begun to gather them;
+    // the run then calls again, after the tasks that were pushed.
     ms_status (*read)(ms_run *run, const ms_storage *s, bool *started);
     // Called after the backward of a unit node, when the gradients of the module's inputs are complete.
     ms_status (*post_backward)(ms_run *run, void *unit, int64_t use);

@@ -177,6 +177,13 @@ static ms_status post_backward(ms_run *run, void *token, int64_t use)
                                                                                          : MS_OK;
 }
 
+// Whether gradients of earlier backwards wait for a reduction that this backward makes, although it may not have used
+// u.
+static bool is_due(const unit *u)
+{
+    return u->settings.sync && u->gradients.accumulated && (u->settings.all_reduce || !u->gradients.partial);
+}
+
 static ms_status final(ms_run *run)
 {
     for (context *c = ms__contexts(); c; c = c->next) {
@@ -184,11 +191,11 @@ static ms_status final(ms_run *run)
         ms__unit_log(NULL, "root_post_backward");
         UNIT_RANGE(NULL, "root_post_backward");
         // Handles units that had no post-backward in this run: either their inputs needed no gradient (usually the
-        // root), or their gradients come from earlier backwards without sync.
+        // root), or their gradients come from earlier backwards without a reduction.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
-            bool waiting = u->pass.n_active > 0 || u->gradients.partly;
-            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh || (u->settings.sync && u->params[j].pending);
+            bool waiting = u->pass.n_active > 0 || u->gradients.partly || is_due(u);
+            for (int j = 0; j < u->n; j++) waiting |= u->params[j].fresh != NULL;
             u->pass.n_active = 0;
             u->gradients.behind = ms__order_passes_left(u) - 1;
             if (waiting) MS_TRY(reduce_after_backward(run, u));

@@ -42,10 +42,8 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
                           u->name);
         } else if ((st = ms__unit_check_home(u)) != MS_OK) {
             break;
-        } else if (ms__is_meta(u->memory.device)) {
-            for (int j = 0; j < u->n; j++)
-                ms__append(names, sizeof names, "%s'%s'", *names ? ", " : "",
-                           u->params[j].param->name ? u->params[j].param->name : "?");
+        } else if (ms__is_meta(u->memory.device) && !names[0]) {
+            ms__unit_list(u, NULL, names, sizeof names);
         }
     }
     if (st == MS_OK && names[0])

@@ -91,6 +91,22 @@ void ms__unit_accumulates(unit *u)
     u->gradients.accumulated = true;
 }
 
+void ms__unit_list(const unit *u, const char *device, char *to, size_t size)
+{
+    to[0] = '\0';
+    for (int j = 0; j < u->n; j++) {
+        const char *name = u->params[j].param->name ? u->params[j].param->name : "?";
+        char entry[600];
+        if (device) snprintf(entry, sizeof entry, "%s('%.500s', '%s')", j ? ", " : "", name, device);
+        else snprintf(entry, sizeof entry, "%s'%.500s'", j ? ", " : "", name);
+        if (strlen(to) + strlen(entry) + sizeof " and 2147483647 more" > size) {
+            ms__append(to, size, " and %d more", u->n - j);
+            return;
+        }
+        ms__append(to, size, "%s", entry);
+    }
+}
+
 bool ms__unit_idle(const unit *u)
 {
     return u->pass.forwards == 0 && !u->pass.open && u->pass.n_active == 0 && !u->state.summoning;

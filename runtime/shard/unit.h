@@ -182,6 +182,8 @@ void ms__unit_handle_drop(double handle);
 bool ms__unit_idle(const unit *u);  // whether no forward, backward or summon of u is in progress
 ms_label ms__unit_label(const unit *u, const char *name);
 void ms__unit_accumulates(unit *u);  // records that this backward's gradients are not reduced, but kept for a later one
+// Lists the names of u's parameters, each with the device unless that is NULL; of those that do not fit, the number.
+void ms__unit_list(const unit *u, const char *device, char *to, size_t size);
 ms_id ms__unit_local_id(ms_tensor *local);  // the id of a tensor that the unit owns: the same at every call
 
 // ---- recording and logging ----

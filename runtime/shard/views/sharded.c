@@ -34,11 +34,8 @@ static ms_status check(const unit *u, const ms_tensor *t, const ms_tensor *first
 
 static ms_status off_home(const unit *u, const char *device)
 {
-    char names[1024] = "";
-    for (int j = 0; j < u->n; j++) {
-        const char *name = u->params[j].param->name;
-        ms__append(names, sizeof names, "%s('%s', '%s')", j ? ", " : "", name ? name : "?", device);
-    }
+    char names[1024];
+    ms__unit_list(u, device, names, sizeof names);
     return ms__fail(MS_ESTATE,
                     "FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a "
                     "CPU state dict or call "
@@ -355,6 +352,34 @@ static ms_status over_replicas(unit *u, reduction *r, ms_request request)
     return ms__collective(&request, &r->work);
 }
 
+// All-reduces the gradients that earlier backwards without all-reduce kept, if this backward has added none.
+static ms_status reduce_partial(unit *u, reduction *reducing)
+{
+    reduction r = { .owner = u, .present = u->gradients.partial_of, .at = u->gradients.partial_at };
+    for (int k = 0; k < u->gradients.n_partial; k++) {
+        if (r.at[k] < 0) continue;
+        r.present[r.n] = r.present[k];
+        r.at[r.n++] = r.at[k];
+    }
+    r.out = u->gradients.partial;
+    u->gradients.partial = NULL;
+    u->gradients.partial_of = NULL;
+    u->gradients.partial_at = NULL;
+    drop_partial(u);
+    ms_request request = { .group = u->replicate,
+                           .op = MS_DIST_ALL_REDUCE,
+                           .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
+                           .scale = 1,
+                           .narrow = u->settings.reduce_dtype >= 0,
+                           .stream = MS_STREAM_REDUCE,
+                           .out = r.out,
+                           .label = ms__unit_label(u, ms__unit_reduced_name(u)) };
+    ms_status st = ms__collective(&request, &r.work);
+    if (st == MS_OK) *reducing = r;
+    else ms__reduction_drop(&r);
+    return st;
+}
+
 // For a unit whose reduce-scatter is a function of the script: calls it, and the unit's all-reduce hook, between two
 // nodes of the backward.
 static ms_run_state custom_step(ms_task *t, ms_run *run, ms_event *ev)
@@ -404,6 +429,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     if (u->world == 1 && !u->replicate && !asks) return land_alone(run, u, scale);
     reduction r;
     ms_status st = ms__reduction_new(run, u, reducing, &r);
+    if (st == MS_OK && r.n == 0 && u->gradients.partial && u->settings.all_reduce) return reduce_partial(u, reducing);
     if (st != MS_OK || r.n == 0) return st;
     int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;

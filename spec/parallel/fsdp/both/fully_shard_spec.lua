@@ -146,6 +146,27 @@ describe("fully_shard", function()
       .. "module to initialize values.", failure(m, ms.ones(1, 2)))
   end)
 
+  it("names the parameters on meta of the first unit only, and no name in part", function()
+    local m = ms.with_device("meta", function()
+      local layers = {}
+      for k = 1, 60 do layers[k] = nn.Sequential(nn.Linear(1, 1)) end
+      return nn.Sequential(nn.Identity(), nn.Sequential(unpack(layers)), nn.Linear(1, 1))
+    end)
+    fsdp.fully_shard(m[2])
+    fsdp.fully_shard(m[3])
+    fsdp.fully_shard(m)
+    local text, names = failure(m, ms.ones(1, 1)):match "on meta device: (%[(.-)%])\n"
+    local listed, more = {}, names:match " and (%d+) more$"
+    for name in names:gmatch "'([^']+)'" do
+      listed[#listed + 1] = name
+      assert.matches("^2%.%d+%.1%.%a+$", name)
+    end
+    assert.equal(("['%s' and %s more]"):format(table.concat(listed, "', '"), more), text)
+    assert.equal(120, #listed + tonumber(more))
+    m[2]:to_empty "cpu"
+    assert.matches("%['3%.weight', '3%.bias'%]", failure(m, ms.ones(1, 1)))
+  end)
+
   it("runs registered methods as forward", function()
     local Net = nn.Module:extend "Net"
     function Net:init() self.lin = nn.Linear(2, 2) end
