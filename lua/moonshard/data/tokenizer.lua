@@ -3,6 +3,7 @@
 --- the bytes, each later one joins two earlier ones. Text is divided into words first, and tokens do not cross words,
 --- so that a word is encoded once. Every string can be encoded, and decoding gives it back.
 local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local ffi = require "ffi"
@@ -221,7 +222,7 @@ end
 ---@return Tokenizer
 function M.tokenizer(path)
   local text = raw.read(path, "tokenizer")
-  local ok, saved = pcall(cjson.decode, text)
+  local ok, saved = pcall(read_json, text)
   if not ok or type(saved) ~= "table" or saved.format ~= FORMAT or type(saved.merges) ~= "table" then
     errors.raise("tokenizer: '%s' is not a tokenizer that Tokenizer:save wrote", path)
   end

@@ -6,6 +6,7 @@
 --- digits. Format 1, of earlier versions, has no checksum of the index, and one hash per file instead of checksums
 --- within files.
 local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -224,7 +225,7 @@ end
 function M.read(dir, verify)
   local text, why = read(dir, "load")
   if not text then errors.raise_text(why) end
-  local ok, index = pcall(cjson.decode, text)
+  local ok, index = pcall(read_json, text)
   if not ok or type(index) ~= "table" then bad(dir, "index.json is not valid JSON: %s", tostring(index)) end
   local version = FORMATS[index.format]
   if not version then bad(dir, "its format is %s, expected '%s'", errors.show(index.format), M.FORMAT) end
@@ -312,7 +313,7 @@ end
 local function listed_in(path, at)
   local text, why = read(path, "save")
   if not text then return nil, why end
-  local ok, index = pcall(cjson.decode, text)
+  local ok, index = pcall(read_json, text)
   if not ok or type(index) ~= "table" or not FORMATS[index.format] or type(index.files) ~= "table" then return nil end
   local first = FORMATS[index.format] == 1
   if not first and not sealed(text) then

@@ -3,6 +3,7 @@
 --- with state_dict and load_state_dict, such as a schedule, a loader or a scaler, or a table of numbers, strings and
 --- booleans, such as { best = 0.9 }, whose contents loading replaces.
 local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -77,7 +78,7 @@ end
 -- This rank's text in what of_all_ranks returned; rank 0's if the number of ranks is another one now.
 local function of_this_rank(text)
   if text:sub(1, 1) ~= "[" then return text end
-  local all = cjson.decode(text)
+  local all = read_json(text)
   return #all == dist.world_size() and all[dist.rank() + 1] or all[1]
 end
 

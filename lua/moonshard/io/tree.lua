@@ -5,6 +5,7 @@
 --- { n: 17 digits }, and a string with other bytes than printable ASCII { x: its bytes in
 --- hexadecimal }.
 local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -121,7 +122,7 @@ end
 ---@param path string  the file, for errors
 ---@return table
 function M.unflatten(tensors, text, path)
-  local ok, value = pcall(function() return get(cjson.decode(text), tensors) end)
+  local ok, value = pcall(function() return get(read_json(text), tensors) end)
   if not ok or not opts.is_plain(value) then
     errors.raise("load: '%s': the metadata '%s' is damaged, or does not fit the tensors of the file", path, M.KEY)
   end

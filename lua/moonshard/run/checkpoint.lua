@@ -4,7 +4,7 @@
 --- that the next step depends on. Tensors are whole, so any number of ranks can read the file. Rank 0 writes one tensor
 --- at a time, so no rank has all of them in memory, except for models that are saved as whole state dicts (is_by_rows).
 require "moonshard.autograd.methods"
-local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
 local classic = require "moonshard.parallel.fsdp.classic"
@@ -294,7 +294,7 @@ function M.open(path)
   local reader = state.reader(path)
   local meta = reader.metadata
   local self = setmetatable({ path = path, reader = reader, step = tonumber(meta.step) }, Checkpoint)
-  local ok, config = pcall(cjson.decode, meta.config or "")
+  local ok, config = pcall(read_json, meta.config or "")
   if not self.step or not ok or type(config) ~= "table" then
     error(("checkpoint '%s' has no step or no configuration: it is not a checkpoint of ms.run or scripts/train")
       :format(path), 0)
@@ -319,7 +319,7 @@ end
 
 -- The extra states by name; those that the file lacks keep the model's values.
 local function extra_states(self, model)
-  local there, out = cjson.decode(self.reader.metadata.extra_state or "{}"), {}
+  local there, out = read_json(self.reader.metadata.extra_state or "{}"), {}
   local names, modules = model:_extras()
   for k, name in ipairs(names) do
     out[name] = there[name]
@@ -389,8 +389,8 @@ end)
 ---@param model Module  with the shapes of the checkpoint
 ---@param optimizer table  an optimizer of the model's parameters
 Checkpoint.load_training = calls.several(function(self, model, optimizer)
-  local numbers = cjson.decode(self.reader.metadata.optimizer)
-  local random = cjson.decode(self.reader.metadata.random)
+  local numbers = read_json(self.reader.metadata.optimizer)
+  local random = read_json(self.reader.metadata.random)
   local own = random.ranks and #random.ranks == dist.world_size() and random.ranks[dist.rank() + 1]
   generator.set_rng_state(own or { random.seed, random.offset })
   if not is_by_rows(model) then

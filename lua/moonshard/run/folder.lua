@@ -9,7 +9,7 @@
 --- it repeats, to `superseded.jsonl`; a line of step N, such as a validation loss, is moved there when its values are
 --- logged again.
 local buffers = require "moonshard.run.buffer"
-local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local ffi = require "ffi"
 local json = require "moonshard.run.json"
 local lfs = require "lfs"
@@ -191,7 +191,7 @@ function M.lines(path)
         return nil
       end
       at = at + #line
-      local ok, object = pcall(cjson.decode, line)
+      local ok, object = pcall(read_json, line)
       if ok and type(object) == "table" then return object, at end
     end
   end
@@ -247,7 +247,7 @@ function M.continue(path, step, config, facts)
   local opened, err = open_metrics(self, "a")
   if not opened then error(err, 0) end
   local file = regular.open(path .. "/config.json", "rb")
-  local ok, old = pcall(cjson.decode, file and file:read "*a" or "{}")
+  local ok, old = pcall(read_json, file and file:read "*a" or "{}")
   if file then file:close() end
   if not ok or type(old) ~= "table" then old = {} end
   local sessions, session = type(old.sessions) == "table" and old.sessions or {}, {}
@@ -293,7 +293,7 @@ end
 -- Whether an object has all names of an earlier line, whose JSON is `text`, except those for which is_own is true.
 -- False if that line is damaged.
 local function repeats(object, text)
-  local ok, old = pcall(cjson.decode, text)
+  local ok, old = pcall(read_json, text)
   if not ok or type(old) ~= "table" then return false end
   for name in pairs(old) do
     if object[name] == nil and not is_own(name) then return false end

@@ -4,7 +4,7 @@
 --- until a product takes 5 ms, or to 8192. The rate is measured once for each host, processor, device, dtype, number of
 --- ranks and of threads, and kept in $XDG_CACHE_HOME/moonshard/rates.json (~/.cache if the variable is not set); remove
 --- the file to measure again. A rate that a run exceeds is forgotten: other processes were busy when it was measured.
-local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local json = require "moonshard.run.json"
@@ -57,7 +57,7 @@ end
 local function read_cache(path)
   local file = path and io.open(path, "r")
   if not file then return {} end
-  local ok, rates = pcall(cjson.decode, file:read "*a")
+  local ok, rates = pcall(read_json, file:read "*a")
   file:close()
   return ok and type(rates) == "table" and rates or {}
 end

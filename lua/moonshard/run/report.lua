@@ -3,6 +3,7 @@
 --- the lines of metrics.jsonl and media.jsonl, which it contains as they are; of a very long run, a part of them.
 local base64 = require "moonshard.run.base64"
 local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local environment = require "moonshard.run.environment"
 local lfs = require "lfs"
 local lib = require("moonshard.core.ffi").lib
@@ -58,7 +59,7 @@ local function images_of(path, media)
   local list, images = {}, {}
   for line in media:gmatch "[^\n]+" do
     if line:find('"kind": "image"', 1, true) then
-      local ok, m = pcall(cjson.decode, line)
+      local ok, m = pcall(read_json, line)
       if ok and type(m.file) == "string" then list[#list + 1] = m.file end
     end
   end
@@ -74,7 +75,7 @@ end
 ---@return string? file
 ---@return string? err
 function M.write(path)
-  local ok, config = pcall(cjson.decode, read(path .. "/config.json"))
+  local ok, config = pcall(read_json, read(path .. "/config.json"))
   if not ok or type(config) ~= "table" then config = {} end
   local media = media_of(path)
   local metrics, every = metrics_of(path)

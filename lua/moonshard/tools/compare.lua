@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Compares runs: final and best values, the options that differ, curves; as text and as a page.
 local cjson = require "cjson"
+local read_json = require("moonshard.core.json").decode
 local environment = require "moonshard.run.environment"
 local escape = require("moonshard.plot.svg").escape
 local folders = require "moonshard.run.folder"
@@ -13,7 +14,7 @@ local M = {}
 
 local function config_of(path)
   local file = io.open(path .. "/config.json", "rb")
-  local ok, config = pcall(cjson.decode, file and file:read "*a" or "")
+  local ok, config = pcall(read_json, file and file:read "*a" or "")
   if file then file:close() end
   return ok and type(config) == "table" and config or {}
 end

@@ -1,0 +1,56 @@
+-- SPDX-License-Identifier: MIT
+--- Reads JSON as its grammar has it. cjson alone also takes numbers such as NaN, 0x10, 01 and "5.", and rounds whole
+--- numbers beyond 2^53.
+local cjson = require "cjson"
+
+local M = {}
+
+local decoder = cjson.new()
+decoder.decode_invalid_numbers(false)
+
+-- What is wrong with the first number in a text that JSON lacks or, with `exact`, that a Lua number cannot hold; nil if
+-- there is none.
+local function wrong_number(text, exact)
+  local at = text:find '["%-%d]'
+  while at do
+    if text:byte(at) == 34 then                          -- a string: skips to its end
+      local c
+      repeat
+        at = text:find('["\\]', at + 1)
+        c = at and text:byte(at)
+        if c == 92 then at = at + 1 end
+      until c ~= 92
+      if not at then return nil end                      -- the string does not end, as the decoder reports
+    else
+      local whole = text:match("^%-?0()", at) or text:match("^%-?[1-9]%d*()", at)
+      local stop = whole and (text:match("^%.%d+()", whole) or whole)
+      stop = stop and (text:match("^[eE][+-]?%d+()", stop) or stop)
+      if not stop or text:find("^[%w.+-]", stop) then
+        return ("'%s' at character %d is not a number of JSON"):format(text:match("^[%w.+-]+", at), at)
+      end
+      local digits = text:sub(at, stop - 1)
+      if exact and stop == whole and #digits > 15 and ("%.0f"):format(tonumber(digits)) ~= digits then
+        return ("%s at character %d is not exact as a number, whose whole numbers are exact to 2^53"):format(digits, at)
+      end
+      at = stop - 1
+    end
+    at = text:find('["%-%d]', at + 1)
+  end
+end
+
+--- The value of a JSON text, which may begin with the byte order mark of UTF-8. Raises what is wrong with the text.
+---@param text string
+---@param exact? boolean  true: whole numbers that a Lua number cannot hold are errors, too
+---@return any  JSON's null is cjson.null
+function M.decode(text, exact)
+  if text:sub(1, 3) == "\239\187\191" then text = text:sub(4) end
+  -- The decoder refuses other numbers than these itself.
+  if text:find "%d%.%D" or text:find "%d%.$" or text:find("-.", 1, true)
+    or exact and text:find(("%d"):rep(16)) then
+    local why = wrong_number(text, exact)
+    if why then error(why, 0) end
+  end
+  return decoder.decode(text)
+end
+
+return M
