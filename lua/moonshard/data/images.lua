@@ -1,9 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- Grids of images, and images in files: PNG through libpng's simplified interface, JPEG through TurboJPEG. Both of
---- these report errors as texts; the libraries' older interfaces use longjmp, which would skip Lua's frames.
+--- Images in files, and grids of images. PNG is decoded by png.lua and written through libpng's simplified interface,
+--- JPEG is decoded by jpeg.lua.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local jpeg = require "moonshard.data.jpeg"
 local opts = require "moonshard.core.opts"
+local png = require "moonshard.data.png"
 local raw = require "moonshard.data.raw"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
@@ -14,89 +16,142 @@ ffi.cdef [[
 typedef struct {
   void *opaque; uint32_t version, width, height, format, flags, colormap_entries, warning_or_error; char message[64];
 } moonshard_png;
-int moonshard_png_begin(moonshard_png *, const void *, size_t) __asm__("png_image_begin_read_from_memory");
-int moonshard_png_finish(moonshard_png *, const void *, void *, int32_t, void *) __asm__("png_image_finish_read");
 int moonshard_png_write(moonshard_png *, void *, size_t *, int, const void *, int32_t, const void *)
   __asm__("png_image_write_to_memory");
 void moonshard_png_free(moonshard_png *) __asm__("png_image_free");
-void *moonshard_jpeg_new(void) __asm__("tjInitDecompress");
-int moonshard_jpeg_header(void *, const char *, unsigned long, int *, int *, int *, int *)
-  __asm__("tjDecompressHeader3");
-int moonshard_jpeg_read(void *, const char *, unsigned long, void *, int, int, int, int, int) __asm__("tjDecompress2");
-const char *moonshard_jpeg_error(void *) __asm__("tjGetErrorStr2");
-int moonshard_jpeg_free(void *) __asm__("tjDestroy");
 ]]
 
 local M = {}
 
 local ALPHA, COLOUR = 1, 2                                -- bits of a PNG format
-local MODES = { "gray", "gray_alpha", "rgb", "rgb_alpha", "unchanged" }
-local CHANNELS = { gray = 1, gray_alpha = 2, rgb = 3, rgb_alpha = 4 }
 local PNG_FORMATS = { 0, ALPHA, COLOUR, COLOUR + ALPHA }  -- by number of channels
-local JPEG_FORMATS = { [1] = 6, [3] = 0 }                 -- TJPF_GRAY, TJPF_RGB
-local JPEG_GRAY, JPEG_CMYK = 3, 3                         -- TJSAMP_GRAY; TJCS_CMYK, which YCCK follows
+local CHANNELS = { gray = 1, gray_alpha = 2, rgb = 3, rgb_alpha = 4 }
+local floor = math.floor
 
-local function planes(pixels, height, width, channels)
-  local t = raw.tensor("uint8", { height, width, channels }, pixels)
-  if channels == 1 then return t:reshape(1, height, width) end
+-- The file's pixels as they are, in planes.
+local function planes(image)
+  local t = raw.tensor("uint8", { image.height, image.width, image.channels }, image.pixels)
+  if image.channels == 1 then return t:reshape(1, image.height, image.width) end
   local out = t:permute(3, 1, 2):contiguous()
   t:release()
   return out
 end
 
-local function png_library(who) return raw.library({ "libpng16.so.16", "png16" }, "libpng16-16", who) end
-
-local function read_png(text, path, mode)
-  local png, image = png_library "read_image", ffi.new "moonshard_png"
-  image.version = 1
-  local function check(ok)
-    if ok ~= 0 then return end
-    local why = ffi.string(image.message)
-    png.moonshard_png_free(image)
-    errors.raise("read_image: '%s': %s", path, why)
+-- The pixels with other channels or bits. background: the colour over which alpha is blended, from 0 to 255; nil: alpha
+-- is dropped. ink: the 4 channels are inverted CMYK, the result has colours.
+local function converted(image, channels, bits, background, ink)
+  local n, from, pixels, most = image.width * image.height, image.channels, image.pixels, 2 ^ image.bits - 1
+  local t, data = raw.tensor(bits == 16 and "int32" or "uint8", { channels, image.height, image.width })
+  local out = ffi.cast(bits == 16 and "int32_t *" or "uint8_t *", data)
+  local alpha_at = not ink and from % 2 == 0 and from - 1 or nil
+  local colour = channels > 2
+  local scale = most / 255
+  local r0, g0, b0 = unpack(background or {})
+  for k = 0, n - 1 do
+    local at = k * from
+    local r = pixels[at]
+    local g, b, a = r, r, most
+    if from > 2 then g, b = pixels[at + 1], pixels[at + 2] end
+    if ink then
+      local black = pixels[at + 3]
+      r, g, b = floor(r * black / 255 + 0.5), floor(g * black / 255 + 0.5), floor(b * black / 255 + 0.5)
+    elseif alpha_at then
+      a = pixels[at + alpha_at]
+      if background then
+        r = floor((r * a + r0 * scale * (most - a)) / most + 0.5)
+        g = floor((g * a + g0 * scale * (most - a)) / most + 0.5)
+        b = floor((b * a + b0 * scale * (most - a)) / most + 0.5)
+      end
+    end
+    if not colour and (from > 2 or background) then
+      r = floor((19595 * r + 38470 * g + 7471 * b + 32768) / 65536)     -- ITU-R 601, as JPEG has it, in fixed point
+    end
+    if bits ~= image.bits then
+      if bits == 16 then
+        r, g, b, a = r * 257, g * 257, b * 257, a * 257
+      else
+        r, g, b, a = floor(r / 257 + 0.5), floor(g / 257 + 0.5), floor(b / 257 + 0.5), floor(a / 257 + 0.5)
+      end
+    end
+    out[k] = r
+    if colour then out[n + k], out[2 * n + k] = g, b end
+    if channels % 2 == 0 then out[(channels - 1) * n + k] = a end
   end
-  check(png.moonshard_png_begin(image, text, #text))
-  local format = image.format
-  local channels = CHANNELS[mode] or 1 + format % 2 + (math.floor(format / 2) % 2) * 2
-  image.format = PNG_FORMATS[channels]
-  local pixels = ffi.new("uint8_t[?]", image.width * image.height * channels)
-  local background = ffi.new("uint8_t[3]", 255, 255, 255)
-  check(png.moonshard_png_finish(image, background, pixels, 0, nil))
-  return planes(pixels, image.height, image.width, channels)
+  return t
 end
 
-local function read_jpeg(text, path, mode)
-  local jpeg = raw.library({ "libturbojpeg.so.0", "turbojpeg" }, "libturbojpeg0", "read_image")
-  local reader = ffi.gc(jpeg.moonshard_jpeg_new(), jpeg.moonshard_jpeg_free)
-  local numbers = ffi.new "int[4]"                        -- width, height, subsampling, colour space
-  local function check(status)
-    -- For a truncated file the library makes an image with grey parts and returns a failure.
-    if status ~= 0 then errors.raise("read_image: '%s': %s", path, ffi.string(jpeg.moonshard_jpeg_error(reader))) end
+-- The orientation in Exif data, which are a TIFF header and its first directory: 1 (upright) to 8.
+local function orientation_of(exif)
+  local little = exif and exif:sub(1, 4) == "II*\0"
+  if not little and (not exif or exif:sub(1, 4) ~= "MM\0*") then return 1 end
+  local function number(at, bytes)
+    local part = exif:sub(at, at + bytes - 1)
+    return #part == bytes and raw.little(little and part or part:reverse(), 1, bytes) or 0
   end
-  check(jpeg.moonshard_jpeg_header(reader, text, #text, numbers, numbers + 1, numbers + 2, numbers + 3))
-  local channels = CHANNELS[mode] or numbers[2] == JPEG_GRAY and 1 or 3
-  if numbers[3] >= JPEG_CMYK then errors.raise("read_image: '%s' is a JPEG in CMYK or YCCK, expected grey or RGB", path) end
-  if not JPEG_FORMATS[channels] then
-    errors.raise("read_image: option 'mode' is '%s', but '%s' is a JPEG, which has no alpha channel", mode, path)
+  local first = number(5, 4) + 1
+  for k = 0, number(first, 2) - 1 do
+    local at = first + 2 + 12 * k
+    if at > #exif then break end
+    if number(at, 2) == 0x112 then
+      local value = number(at + 8, 2)
+      return value >= 1 and value <= 8 and value or 1
+    end
   end
-  local width, height = numbers[0], numbers[1]
-  local pixels = ffi.new("uint8_t[?]", width * height * channels)
-  check(jpeg.moonshard_jpeg_read(reader, text, #text, pixels, width, width * channels, height, JPEG_FORMATS[channels],
-    0))
-  return planes(pixels, height, width, channels)
+  return 1
 end
 
---- Reads a PNG or JPEG. Needs Debian's libpng16-16 or libturbojpeg0. Errors: a damaged file; other formats.
+-- Whether rows and columns are exchanged first, and the dimensions that are reversed then.
+local ORIENTATIONS = { [2] = { false, 3 }, [3] = { false, 2, 3 }, [4] = { false, 2 }, [5] = { true }, [6] = { true, 3 },
+  [7] = { true, 2, 3 }, [8] = { true, 2 } }
+
+local function upright(t, exif)
+  local change = ORIENTATIONS[orientation_of(exif)]
+  if not change then return t end
+  local turned = change[1] and t:transpose(2, 3) or t
+  if change[2] then turned = turned:flip(change[2], change[3]) end
+  return turned:contiguous()
+end
+
+local MODES = { "gray", "gray_alpha", "rgb", "rgb_alpha", "unchanged" }
+local function is_level(v) return type(v) == "number" and v >= 0 and v <= 255 end
+local OPTIONS = { mode = opts.one_of(MODES, "unchanged"), apply_exif_orientation = false,
+  bits = opts.option(opts.kind("8 or 16", function(v) return v == 8 or v == 16 end), 8),
+  background = opts.kind("a number from 0 to 255, or a list of three", function(v)
+    return is_level(v) or type(v) == "table" and #v == 3 and is_level(v[1]) and is_level(v[2]) and is_level(v[3])
+  end) }
+
+--- Reads a PNG or JPEG. JPEG needs Debian's libturbojpeg0. Samples are what the file stores: no gamma or colour profile
+--- is applied. Grey of colours is 0.299 R + 0.587 G + 0.114 B. A JPEG in CMYK or YCCK becomes RGB. What a JPEG decoder
+--- warns of is a warning. Errors: a damaged or incomplete file, of PNG also one whose checksums differ; other formats.
 ---@param path string  the file
----@param given? {mode: string}
----   mode: "gray", "gray_alpha", "rgb", "rgb_alpha" (JPEG: without alpha), or "unchanged": as the file is (default)
----@return Tensor  uint8 [channels, height, width]
+---@param given? {mode: string, bits: integer, background: number|number[], apply_exif_orientation: boolean}
+---   mode: "gray", "gray_alpha", "rgb", "rgb_alpha", or "unchanged": the channels of the file (default); bits: 8
+---   (default) or 16: int32 from 0 to 65535; samples of the other depth are scaled by 257; background: the grey, or the
+---   red, green and blue, from 0 to 255, over which an image with alpha is blended, for modes without alpha (default:
+---   alpha is dropped); apply_exif_orientation: turns the image as its Exif data say (default: false)
+---@return Tensor  uint8, or int32 of 16 bits, [channels, height, width]
 function M.read_image(path, given)
-  local o = opts("read_image", given, { mode = opts.one_of(MODES, "unchanged") })
-  local text = raw.read(path, "read_image")
-  if text:sub(1, 4) == "\137PNG" then return read_png(text, path, o.mode) end
-  if text:sub(1, 2) == "\255\216" then return read_jpeg(text, path, o.mode) end
-  errors.raise("read_image: '%s' is neither a PNG nor a JPEG", path)
+  local o = opts("read_image", given, OPTIONS)
+  if o.background and o.mode:find "alpha" then
+    errors.raise("read_image: options 'background' and 'mode' '%s' exclude each other", o.mode)
+  end
+  local text, image, why = raw.read(path, "read_image"), nil, nil
+  local is_jpeg = jpeg.is(text)
+  if is_jpeg then
+    image, why = jpeg.decode(text, path, "read_image", o.mode:find "gray" ~= nil)
+  elseif png.is(text) then
+    image, why = png.decode(text, "read_image")
+  else
+    errors.raise("read_image: '%s' is neither a PNG nor a JPEG", path)
+  end
+  if not image then errors.raise("read_image: '%s': it %s", path, why) end
+  local ink = is_jpeg and image.channels == 4
+  local channels = CHANNELS[o.mode] or ink and 3 or image.channels
+  if o.background and channels % 2 == 0 then channels = channels - 1 end
+  local background = type(o.background) == "number" and { o.background, o.background, o.background } or o.background
+  local as_is = channels == image.channels and o.bits == 8 and image.bits == 8
+  local t = as_is and planes(image) or converted(image, channels, o.bits, background, ink)
+  return o.apply_exif_orientation and upright(t, image.exif) or t
 end
 
 -- An image as uint8 [H, W, C] on the CPU.
@@ -123,13 +178,13 @@ end
 function M.write_png(path, t)
   opts.expect(path, opts.string, "write_png: path")
   local rows = bytes_of(t, "write_png: argument 2")
-  local png, image = png_library "write_png", ffi.new "moonshard_png"
+  local library, image = raw.library({ "libpng16.so.16", "png16" }, "libpng16-16", "write_png"), ffi.new "moonshard_png"
   image.version, image.height, image.width, image.format = 1, rows:size(1), rows:size(2), PNG_FORMATS[rows:size(3)]
   local room = ffi.new("size_t[1]", math.ceil(rows:numel() * 1.2) + image.height + 4096)      -- more than deflate needs
   local buffer = ffi.new("char[?]", room[0])
-  local ok = png.moonshard_png_write(image, buffer, room, 0, engine.lib.ms_data_ptr(rows.id), 0, nil)
+  local ok = library.moonshard_png_write(image, buffer, room, 0, engine.lib.ms_data_ptr(rows.id), 0, nil)
   local why = ffi.string(image.message)
-  png.moonshard_png_free(image)
+  library.moonshard_png_free(image)
   rows:release()
   if ok == 0 then errors.raise("write_png: '%s': %s", path, why) end
   raw.write(path, "write_png", { ffi.string(buffer, room[0]) })
