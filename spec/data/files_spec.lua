@@ -1,10 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Readers and writers of files: arrays, images, tables, sound.
+--- Readers and writers of files: arrays, tables, sound. Files of other programs: fixtures_spec.lua.
 local ms = require "moonshard"
 local data = ms.data
 local ffi = require "ffi"
 local message = require "spec.support.message"
-local png = require "moonshard.run.png"
+local crc = require "moonshard.run.crc"(0xedb88320)
+local fixtures = require "spec.support.fixtures"
+local log = require "moonshard.core.log"
 local process = require "spec.support.process"
 local raises = require "spec.support.raises"
 
@@ -18,14 +20,6 @@ local SAVEZ =
   "16a402f91a9a3a0ab50a14012e7606080000504b01022d032d0000000800000021000cd55f7276000000c01f000005000000000000000000" ..
   "0000800100000000782e6e7079504b01022d032d00000008000000210023b8f06c46000000880000000500000000000000000000008001ad" ..
   "0000006e2e6e7079504b05060000000002000200660000002a0100000000"
-
-ffi.cdef [[
-void *spec_jpeg_new(void) __asm__("tjInitCompress");
-int spec_jpeg_drop(void *) __asm__("tjDestroy");
-void spec_jpeg_free(unsigned char *) __asm__("tjFree");
-int spec_jpeg_write(void *, const void *, int, int, int, int, unsigned char **, unsigned long *, int, int, int)
-  __asm__("tjCompress2");
-]]
 
 local folder
 
@@ -93,6 +87,140 @@ describe("npy files", function()
   end)
 end)
 
+describe("npy headers", function()
+  local four = ("\0"):rep(16)
+  it("may have fields in any order, with either quotes and other spaces", function()
+    for _, header in ipairs { '{"descr": "<f4", "fortran_order": False, "shape": (2, 2), }',
+      "{'shape':(2,2),'fortran_order':False,'descr':'<f4'}",
+      "{ 'descr' : '<f4' , 'fortran_order' : True , 'shape' : (2L, 2L,) }" } do
+      local t = data.read_npy(write("a.npy", npy(header, four)))
+      assert.are.equal("[2, 2]", tostring(t.shape))
+    end
+    local path = write("b.npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': ()}", four))
+    assert.are.equal(0, data.read_npy(path).ndim)
+  end)
+
+  for _, case in ipairs {
+    { "'descr': '<f4', 'fortran_order': False, 'shape': (-2, 2)", "has a header that is not NumPy's" },
+    { "'descr': '<f4', 'fortran_order': False, 'shape': (2.0, 2)", "has a header that is not NumPy's" },
+    { "'descr': '<f4', 'fortran_order': False, 'shape': (2, , 2)", "has a header that is not NumPy's" },
+    { "'descr': '<f4', 'fortran_order': False", "has a header that is not NumPy's" },
+    { "'descr': '<f4', 'fortran_order': Nope, 'shape': (2, 2)", "has a header that is not NumPy's" },
+    { "'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), 'more': 1", "has a header that is not NumPy's" },
+    { "'descr': '<f4', 'fortran_order': False, 'shape': (0, 99999999999999999999)", "has a shape of 2^62 bytes or more" },
+    { "'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 1, 1, 1, 1, 1, 1, 1)", "has 9 dimensions, expected at most 8" },
+    { "'descr': [('x', '<f4')], 'fortran_order': False, 'shape': (2, 2)",
+      "has elements of type '[('x', '<f4')]', expected bool, int8 to int64, uint8 to uint32 or float16 to float64" },
+  } do
+    it("are refused: " .. case[1], function()
+      local path = write("a.npy", npy("{" .. case[1] .. "}", four))
+      raises(("read_npy: '%s' %s"):format(path, case[2]), data.read_npy, path)
+    end)
+  end
+
+  it("give bools of 0 and 1 for any bytes", function()
+    local t = data.read_npy(write("a.npy", npy("{'descr': '|b1', 'fortran_order': False, 'shape': (3,)}", "\0\1\255")))
+    assert.are.equal(2, t:sum():item())
+  end)
+end)
+
+describe("npz files", function()
+  local function le(n, bytes)
+    local s = ""
+    for _ = 1, bytes do
+      s = s .. string.char(n % 256)
+      n = math.floor(n / 256)
+    end
+    return s
+  end
+
+  -- An archive of stored files: { name, contents } of each.
+  local function archive(files)
+    local parts, directory, at = {}, {}, 0
+    for k, f in ipairs(files) do
+      local sum = le(crc(f[2]) % 2 ^ 32, 4) .. le(#f[2], 4) .. le(#f[2], 4) .. le(#f[1], 2)
+      parts[k] = "PK\3\4\20\0\0\0\0\0\0\0\0\0" .. sum .. "\0\0" .. f[1] .. f[2]
+      directory[k] = "PK\1\2\20\0\20\0\0\0\0\0\0\0\0\0" .. sum .. ("\0"):rep(12) .. le(at, 4) .. f[1]
+      at = at + #parts[k]
+    end
+    local list, n = table.concat(directory), #files
+    local wide = n > 65535 and "PK\6\6" .. le(44, 8) .. le(45, 2) .. le(45, 2) .. ("\0"):rep(8) .. le(n, 8) .. le(n, 8)
+      .. le(#list, 8) .. le(at, 8) .. "PK\6\7" .. ("\0"):rep(4) .. le(at + #list, 8) .. le(1, 4) or ""
+    local short = le(math.min(n, 65535), 2)
+    return table.concat(parts) .. list .. wide .. "PK\5\6\0\0\0\0" .. short .. short .. le(#list, 4) .. le(at, 4) .. "\0\0"
+  end
+
+  local one = npy("{'descr': '<i4', 'fortran_order': False, 'shape': (1,), }", "\7\0\0\0")
+
+  it("may have more than 65,535 entries", function()
+    local files = {}
+    for k = 1, 66000 do files[k] = { ("%d"):format(k), "" } end
+    files[40], files[66001] = { "a.npy", one }, { "b.npy", one }
+    local arrays = data.read_npz(write("many.npz", archive(files)))
+    assert.are.same({ 7, 7 }, { arrays.a:item(), arrays.b:item() })
+  end)
+
+  it("whose directory lost entries are refused", function()
+    local text = archive { { "a.npy", one }, { "b.npy", one } }
+    local path = write("few.npz", text:sub(1, -15) .. "\1\0\1\0" .. text:sub(-10))
+    raises(("read_npz: '%s' is damaged: its directory has more files than it says"):format(path), data.read_npz, path)
+    path = write("twice.npz", archive { { "a.npy", one }, { "a.npy", one } })
+    raises(("read_npz: '%s' has two files of the name 'a.npy'"):format(path), data.read_npz, path)
+  end)
+
+  it("with arrays of other types give the rest, a warning, and an error where one is used", function()
+    local path = fixtures.folder .. "/mixed.npz"
+    local warnings, arrays = log.catch_warnings(data.read_npz, path)
+    assert.are.equal(1, #warnings)
+    for _, text in ipairs { path, "arrays that cannot be read: 3", "'names' has elements of type '<U2'", "'objects'", "'complex'" } do
+      assert.is_truthy(warnings[1]:find(text, 1, true), warnings[1])
+    end
+    assert.are.equal("[3, 4]", tostring(arrays.x.shape))
+    assert.is_nil(arrays.unknown)
+    begins(("read_npz: '%s': array 'names' has elements of type '<U2', expected bool"):format(path), function() return arrays.names end)
+    assert.are.same({}, (log.catch_warnings(data.read_npz, path, { names = { "x" } })))
+    begins(("read_npz: '%s': array 'objects' has elements of type '|O', "):format(path), data.read_npz, path, { names = { "objects" } })
+    raises(("read_npz: '%s': unknown array 'none'"):format(path), data.read_npz, path, { names = { "none" } })
+  end)
+
+  it("with a damaged array name it, and option 'names' reads the others", function()
+    local text = archive { { "a.npy", one }, { "b.npy", one } }
+    local at = text:find("\7", 1, true)
+    local path = write("a.npz", text:sub(1, at - 1) .. "\6" .. text:sub(at + 1))
+    raises(("read_npz: '%s': array 'a' is damaged: its checksum differs; option 'names' reads the others"):format(path),
+      data.read_npz, path)
+    assert.are.equal(7, data.read_npz(path, { names = { "b" } }).b:item())
+    raises(("read_npz: '%s': array 'a' is damaged: its checksum differs"):format(path), data.read_npz, path, { names = { "a" } })
+  end)
+end)
+
+describe("files that gzip compressed", function()
+  it("may have several members and zeros between and after them, but nothing else", function()
+    write("part", "1,2\n")
+    assert.are.equal(0, os.execute(("gzip -n '%s/part'"):format(folder)))
+    local member = process.read(folder .. "/part.gz")
+    local function read(text) return data.read_lines(write("all.gz", text)) end
+    assert.are.same({ "1,2", "1,2", "1,2" }, read(member .. member .. ("\0"):rep(600) .. member .. "\0"))
+    local path = folder .. "/all.gz"
+    for _, text in ipairs { member .. "more", member .. member:sub(1, -2), member:sub(1, -9) .. "\0" .. member:sub(-7), "", "1,2\n" } do
+      begins(("read_lines: '%s' "):format(path), read, text)
+    end
+  end)
+end)
+
+describe("text in UTF-16 or UTF-32", function()
+  for name, text in pairs { ["UTF-16"] = "\255\254a\0,\0", ["UTF-16 of the other order"] = "\254\255\0a\0,",
+    ["UTF-32"] = "\255\254\0\0a\0\0\0", ["UTF-16 without mark"] = "a\0,\0b\0", ["UTF-16 without mark, of the other order"] = "\0a\0," } do
+    it("is an error that says so: " .. name, function()
+      local kind, path = name:match "^UTF%-%d+", write("a.txt", text)
+      for _, reader in ipairs { "read_csv", "read_json_lines", "read_lines" } do
+        raises(("%s: '%s' is text in %s, expected UTF-8; `iconv -f %s -t UTF-8 FILE` converts it"):format(reader, path, kind, kind),
+          data[reader], path)
+      end
+    end)
+  end
+end)
+
 describe("idx files", function()
   it("are read, also compressed", function()
     local text = "\0\0\8\2\0\0\0\2\0\0\0\3" .. "\1\2\3\4\5\255"
@@ -104,80 +232,6 @@ describe("idx files", function()
     assert.are.same({ 258, -2 }, data.read_idx(write("int", "\0\0\12\1\0\0\0\2\0\0\1\2\255\255\255\254")):tolist())
     path = write("short", text:sub(1, -2))
     raises(("read_idx: '%s' has 5 bytes of elements, but its header gives 6"):format(path), data.read_idx, path)
-  end)
-end)
-
-describe("images", function()
-  for channels = 1, 4 do
-    it(("of %d channels are the same after PNG"):format(channels), function()
-      local t = ms.randint(0, 256, { channels, 5, 7 }):to "uint8"
-      data.write_png(folder .. "/a.png", t)
-      assert.is_true(data.read_image(folder .. "/a.png"):equal(t))
-    end)
-  end
-
-  it("of another encoder are read, as colours too", function()
-    local path = write("b.png", png(2, 1, 1, "\10\200"))
-    assert.are.same({ { { 10, 200 } } }, data.read_image(path):tolist())
-    local row = { { 10, 200 } }
-    assert.are.same({ row, row, row }, data.read_image(path, { mode = "rgb" }):tolist())
-  end)
-
-  it("of floating point are written from 0 to 1", function()
-    data.write_png(folder .. "/c.png", ms.tensor { { -1, 0, 0.5 }, { 1, 2, 0.25 } })
-    assert.are.same({ { { 0, 0, 128 }, { 255, 255, 64 } } }, data.read_image(folder .. "/c.png"):tolist())
-  end)
-
-  it("in JPEG are read in colours and grey", function()
-    local found, jpeg = pcall(ffi.load, "libturbojpeg.so.0")
-    if not found then return pending "this system has no TurboJPEG" end
-    local width, height = 16, 8
-    local pixels = ffi.new("unsigned char[?]", 3 * width * height)
-    for k = 0, width * height - 1 do pixels[3 * k], pixels[3 * k + 1], pixels[3 * k + 2] = 200, 100, 50 end
-    local out, size = ffi.new "unsigned char *[1]", ffi.new "unsigned long[1]"
-    local writer = jpeg.spec_jpeg_new()
-    assert.are.equal(0, jpeg.spec_jpeg_write(writer, pixels, width, 0, height, 0, out, size, 0, 95, 0))
-    assert.are.equal(0, jpeg.spec_jpeg_drop(writer))
-    local text = ffi.string(out[0], size[0])
-    jpeg.spec_jpeg_free(out[0])
-    local path = write("d.jpg", text)
-    local t = data.read_image(path)
-    assert.are.equal("[3, 8, 16]", tostring(t.shape))
-    for c, expected in ipairs { 200, 100, 50 } do
-      assert.is_true((t:select(1, c):float() - expected):abs():max():item() <= 3, c)
-    end
-    assert.are.equal("[1, 8, 16]", tostring(data.read_image(path, { mode = "gray" }).shape))
-    local cut = write("e.jpg", text:sub(1, -40))
-    begins(("read_image: '%s': "):format(cut), data.read_image, cut)
-  end)
-
-  it("that are damaged, of another kind or not writable are errors with their path", function()
-    local path = write("f.png", png(2, 1, 1, "\10\200"):sub(1, 50))
-    begins(("read_image: '%s': "):format(path), data.read_image, path)
-    path = write("g.bmp", "BM")
-    raises(("read_image: '%s' is neither a PNG nor a JPEG"):format(path), data.read_image, path)
-    raises("write_png: cannot write '/dev/full': No space left on device", data.write_png, "/dev/full", ms.ones(2, 2))
-    raises("write_png: argument 2 has shape [5, 2, 2], expected [H, W] or [channels, H, W] with 1 to 4 channels, not empty",
-      data.write_png, folder .. "/h.png", ms.ones(5, 2, 2))
-  end)
-
-  it("make a grid", function()
-    local one = ms.ones(1, 1, 2)
-    local grid = data.make_grid({ one, one * 2, one * 3 }, { nrow = 2, padding = 1 })
-    assert.are.equal("[3, 5, 7]", tostring(grid.shape))
-    local border = { 0, 0, 0, 0, 0, 0, 0 }
-    assert.are.same({ border, { 0, 1, 1, 0, 2, 2, 0 }, border, { 0, 3, 3, 0, 0, 0, 0 }, border },
-      grid:select(1, 2):tolist())
-    grid = data.make_grid(ms.tensor { { { { -1, 3 } } } }, { padding = 0, normalize = true })
-    assert.are.same({ { 0, 1 } }, grid:select(1, 1):tolist())
-    raises("make_grid: argument 1 is uint8, expected floating point images for option 'normalize'", data.make_grid,
-      ms.zeros(1, 1, 2, 2, { dtype = "uint8" }), { normalize = true })
-  end)
-
-  it("name the Debian package of a library that is missing", function()
-    local raw = require "moonshard.data.raw"
-    raises("read_image needs the library libnone.so.7, which is missing: install Debian's package libnone7", raw.library,
-      { "libnone.so.7" }, "libnone7", "read_image")
   end)
 end)
 
@@ -266,8 +320,74 @@ describe("CSV files", function()
     assert.are.same({ 0, 255 }, data.read_csv(write("m.csv", "0\n255"), { dtype = "uint8", header = false })[1]:tolist())
   end)
 
+  it("keep int64 exactly, in all columns or in one", function()
+    local path = write("n.csv", "id,x\n9007199254740993,1\n-9223372036854775808,2\n9223372036854775807,3\n+007.0,4\n1e3,5\n")
+    local columns = data.read_csv(path, { dtype = "int64" })
+    local rest = {}
+    for k, part in ipairs { 2 ^ 52, -2 ^ 62, 2 ^ 62, 0, 0 } do rest[k] = tonumber((columns.id[k] - part - part):item()) end
+    assert.are.same({ 1, 0, -1, 7, 1000 }, rest)
+    assert.are.equal("int64", columns.x.dtype)
+    columns = data.read_csv(path, { dtype = { id = "int64", x = "float64" } })
+    assert.are.same({ "int64", "float64" }, { columns.id.dtype, columns.x.dtype })
+    assert.are.equal("float32", data.read_csv(path, { dtype = { id = "int64" } }).x.dtype)
+    for text, why in pairs { ["9223372036854775808"] = "is outside of -9223372036854775808 to 9223372036854775807",
+      ["-9223372036854775809"] = "is outside of -9223372036854775808 to 9223372036854775807",
+      ["1e19"] = "is not exact; write all its digits", ["0.5"] = "is not a whole number" } do
+      path = write("o.csv", "id\n" .. text)
+      begins(("read_csv: '%s', column 'id', line 2: '%s' %s, but option 'dtype' is 'int64'"):format(path, text, why), data.read_csv,
+        path, { dtype = "int64" })
+    end
+    path = write("p.csv", "id,name\n1,a\n")
+    raises(("read_csv: '%s', column 'name', line 2: 'a' is not a number, but option 'dtype' makes it a column of int64"):format(path),
+      data.read_csv, path, { dtype = { name = "int64" } })
+    raises(("read_csv: option 'dtype': '%s' has no column 'di'; did you mean 'id'?"):format(path), data.read_csv, path,
+      { dtype = { di = "int64" } })
+  end)
+
+  it("take numbers in decimal notation only", function()
+    local columns = data.read_csv(write("q.csv", "a,b,c,d,e\n0x10,0b11,1.2.3,5LL,1\n1,1,1,1,-Inf\n"))
+    assert.are.same({ "0x10", "1" }, columns.a)
+    assert.are.same({ "0b11", "1" }, columns.b)
+    assert.are.same({ "1.2.3", "1" }, columns.c)
+    assert.are.same({ "5LL", "1" }, columns.d)
+    assert.are.same({ 1, -math.huge }, columns.e:tolist())
+  end)
+
+  it('skip empty lines, but not those with ""', function()
+    local columns = data.read_csv(write("r.csv", 'id\n1\n""\n\n\r\n3'))
+    assert.are.equal(3, columns.id:numel())
+    assert.is_true(columns.id[2]:item() ~= columns.id[2]:item())
+    assert.are.same({ "a", "", "b" }, data.read_csv(write("s.csv", 'name\na\n""\n\nb\n')).name)
+  end)
+
+  it("take words for missing values by option", function()
+    local path = write("t.csv", "n,name,kind\nNA,NA,a\n1,\"null\",N/A\nNaN,x,b\n?,None,a\n")
+    assert.are.same({ "NA", "1", "NaN", "?" }, data.read_csv(path).n)
+    assert.are.same({ "NA", "null", "x", "None" }, data.read_csv(path, { missing = false }).name)
+    local columns = data.read_csv(path, { missing = { "NA", "NaN", "?" } })
+    assert.are.equal(1, columns.n:nansum():item())
+    assert.are.same({ "", "null", "x", "None" }, columns.name)
+    columns = data.read_csv(path, { missing = true, classes = { "kind" } })
+    assert.are.same({ "", "1", "", "?" }, columns.n)
+    assert.are.same({ "", "", "x", "" }, columns.name)
+    assert.are.same({ 0, -100, 1, 0 }, columns.kind:tolist())
+    assert.are.same({ "NA" }, select(2, data.read_csv(write("u.csv", "NA\n1\n"), { missing = true })))
+    raises("read_csv: option 'missing' is a string ('NA'), expected a boolean or a list of strings", data.read_csv, path,
+      { missing = "NA" })
+    raises("read_csv: option 'missing': word 1 is a number (0), expected a string", data.read_csv, path, { missing = { 0 } })
+  end)
+
+  it("may have 20,000 columns", function()
+    local names, row = {}, {}
+    for k = 1, 20000 do names[k], row[k] = "c" .. k, tostring(k) end
+    local columns, found = data.read_csv(write("v.csv", table.concat(names, ",") .. "\n" .. table.concat(row, ",")))
+    assert.are.same({ 20000, 20000 }, { #found, columns.c20000:item() })
+  end)
+
   it("with a fault are errors with the line", function()
-    local path = write("c.csv", 'a,b\n"1\n2",3\n4\n')
+    local path = write("w.csv", "a\n1\n\0002\n")
+    raises(("read_csv: '%s', line 3: a zero byte, which text does not have"):format(path), data.read_csv, path)
+    path = write("c.csv", 'a,b\n"1\n2",3\n4\n')
     raises(("read_csv: '%s', line 4: fields: 1, expected 2, as in line 1"):format(path), data.read_csv, path)
     path = write("d.csv", 'a\n"1')
     raises(("read_csv: '%s', line 2: a quoted field does not end"):format(path), data.read_csv, path)
@@ -283,6 +403,33 @@ describe("lines", function()
     assert.are.same({ { x = { 1, 2 } }, "y" }, list)
     local path = write("c.jsonl", '1\n{"x": }\n')
     begins(("read_json_lines: '%s', line 2: "):format(path), data.read_json_lines, path)
+  end)
+
+  it("may begin with the byte order mark of UTF-8", function()
+    assert.are.same({ "a", "b" }, data.read_lines(write("a.txt", "\239\187\191a\nb")))
+    assert.are.same({ { x = 1 }, 2 }, data.read_json_lines(write("a.jsonl", '\239\187\191{"x": 1}\n2')))
+  end)
+
+  it("have the numbers of JSON, and none else", function()
+    for text, value in pairs { ["0"] = 0, ["-0"] = 0, ["10"] = 10, ["-1.5"] = -1.5, ["1e5"] = 1e5, ["1E+2"] = 100,
+      ["0.25e-1"] = 0.025, ["9007199254740992"] = 2 ^ 53, ["18014398509481984"] = 2 ^ 54 } do
+      local path = write("n.jsonl", ('{"a. -.5": "5. 01 NaN \\" 0x1", "n": %s}'):format(text))
+      assert.are.equal(value, data.read_json_lines(path)[1].n)
+      assert.are.same({ { value, value } }, data.read_json_lines(write("n.jsonl", ("[%s,%s]"):format(text, text))))
+    end
+    for _, text in ipairs { "NaN", "nan", "-NaN", "Infinity", "-Infinity", "inf", "0x10", "0X1", "01", "-01", "00",
+      "+1", ".5", "-.5", "5.", "-5.", "5.e3", "0.", "1e", "1e+", "-", "--1", "1.2.3", "1_000", "5LL",
+      "9007199254740993", "-9223372036854775809" } do
+      for _, form in ipairs { "%s", '{"a": %s}', '["5.", %s, 1]', '{"b": "x", "a": [1, %s]}' } do
+        local path = write("n.jsonl", form:format(text))
+        local why = message(data.read_json_lines, path)
+        assert.is_truthy(why:find(("read_json_lines: '%s', line 1: "):format(path), 1, true), text .. ": " .. why)
+      end
+    end
+    local path = write("n.jsonl", '\n{"id": 9007199254740993}')
+    raises(("read_json_lines: '%s', line 2: 9007199254740993 at character 8 is not exact as a number, whose whole numbers are exact "
+      .. "to 2^53"):format(path), data.read_json_lines, path)
+    assert.are.equal(2 ^ 53, data.read_json_lines(path, { exact = false })[1].id)
   end)
 end)
 
@@ -308,6 +455,10 @@ describe("WAV files", function()
     assert.are.same({ { -1, 0.5 } }, data.read_wav(write("c.wav", wav(1, 1, 24, "\0\0\128\0\0\64"))):tolist())
     local floats = ffi.string(ffi.new("float[2]", 0.25, -3), 8)
     assert.are.same({ { 0.25, -3 } }, data.read_wav(write("d.wav", wav(3, 1, 32, floats))):tolist())
+    local short = write("f.wav", wav(1, 1, 16, "\0\0\1\0"):sub(1, -2))
+    raises(("read_wav: '%s' has 3 bytes of samples, but its header gives 4"):format(short), data.read_wav, short)
+    local streamed = wav(1, 1, 16, "\0\0\0\64"):gsub("data....", "data\255\255\255\255")     -- a size that was not known
+    assert.are.same({ { 0, 0.5 } }, data.read_wav(write("g.wav", streamed)):tolist())
     local path = write("e.wav", wav(2, 1, 4, "\0"))
     raises(("read_wav: '%s' has samples of format 2 with 4 bits, expected PCM (1) of 8, 16, 24 or 32 bits or floating "
       .. "point (3) of 32 or 64"):format(path),

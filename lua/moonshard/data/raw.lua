@@ -12,6 +12,8 @@ local ffi, lib = engine.ffi, engine.lib
 
 local M = {}
 
+local LARGEST = 2 ^ 31 - 1024                              -- bytes of a string of LuaJIT
+
 --- The contents of a file. Errors: it cannot be read.
 ---@param path string
 ---@param who string  the function that errors name
@@ -20,10 +22,27 @@ function M.read(path, who)
   opts.expect(path, opts.string, "%s: path", who)
   local file, why = io.open(path, "rb")
   if not file then errors.raise("%s: cannot read %s", who, why) end
+  local size = lfs.attributes(path, "size") or 0
+  if lfs.attributes(path, "mode") == "file" and size > LARGEST then
+    file:close()
+    errors.raise("%s: '%s' has %.0f bytes, more than the 2 GiB that it can read", who, path, size)
+  end
   local text, failure = file:read "*a"
   file:close()
   if not text then errors.raise("%s: cannot read '%s': %s", who, path, failure) end    -- for example, it is a folder
   return text
+end
+
+--- The whole number without sign in bytes of a text that begin at byte `at`, the least significant first. Bytes after
+--- the text's end count as 0.
+---@param text string
+---@param at integer  from 1
+---@param bytes integer
+---@return integer
+function M.little(text, at, bytes)
+  local n = 0
+  for k = bytes, 1, -1 do n = n * 256 + (text:byte(at + k - 1) or 0) end
+  return n
 end
 
 --- Writes a file. Errors: it cannot be written; a file that was written in part is removed.

@@ -4,6 +4,7 @@ local engine = require "moonshard.core.ffi"
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
+local json = require "moonshard.core.json"
 local number_types = require "moonshard.tensor.number_types"
 local opts = require "moonshard.core.opts"
 local raw = require "moonshard.data.raw"
@@ -32,12 +33,17 @@ local function field(text, at, stop, path, line)
   end
 end
 
+local function lines_before(text, at) return select(2, text:sub(1, at - 1):gsub("\n", "")) + 1 end
+
 local function rows_of(text, separator, path)
   local rows, at, line = {}, 1, 1
   local stop, comma = "[" .. (separator:gsub("%p", "%%%0")) .. "\r\n]", separator:byte()
-  if text:sub(1, 3) == "\239\187\191" then at = 4 end                  -- the byte order mark of UTF-8
+  local zero = text:find("\0", 1, true)
+  if zero then
+    errors.raise("read_csv: '%s', line %d: a zero byte, which text does not have", path, lines_before(text, zero))
+  end
   while at <= #text do
-    local row, here = { line = line }, at
+    local row, here, empty = { line = line }, at, text:find("^[\r\n]", at)
     repeat
       row[#row + 1], here = field(text, here, stop, path, line)
       local c = text:byte(here)
@@ -50,17 +56,23 @@ local function rows_of(text, separator, path)
     if text:byte(here) == 13 then here = here + 1 end
     if text:byte(here) == 10 then here = here + 1 end
     for _ in text:sub(at, here - 1):gmatch "\n" do line = line + 1 end
-    if #row > 1 or row[1] ~= "" then rows[#rows + 1] = row end          -- empty lines are skipped
+    if not empty then rows[#rows + 1] = row end                         -- a line with "" is not empty
     at = math.max(here, at + 1)
   end
   return rows
 end
 
+local WORDS = {}
+for word, value in pairs { nan = 0 / 0, inf = math.huge, infinity = math.huge } do
+  WORDS[word], WORDS["+" .. word], WORDS["-" .. word] = value, value, -value
+end
+
+-- The number in a field, in decimal notation; NaN for an empty field, nil for one that is no number.
 local function number_of(text)
   if text == "" then return 0 / 0 end
   local lower = text:lower():match "^%s*(.-)%s*$"
-  if lower == "nan" then return 0 / 0 end
-  return not lower:find "^[+-]?0x" and tonumber(lower) or nil
+  if lower:find "^[+-]?[%d.]+$" or lower:find "^[+-]?[%d.]+e[+-]?%d+$" then return tonumber(lower) end
+  return WORDS[lower]
 end
 
 local function texts_of(rows, k, first)
@@ -69,32 +81,70 @@ local function texts_of(rows, k, first)
   return texts
 end
 
--- Raises at the first field of a column of numbers that an integer dtype cannot hold. where: the file and the column.
-local function check_integers(rows, k, first, dtype, where)
-  if dtypes.is_float(dtypes.number(dtype, "read_csv")) or dtype == "bool" then return end
+-- The whole number in a field, of 64 bits; nil and what is wrong with the field.
+local function int64_of(text)
+  local sign, digits = text:match "^%s*([+-]?)0*(%d+)%.?0*%s*$"
+  if not digits then
+    local v = number_of(text)
+    if v % 1 ~= 0 then return nil, "is not a whole number" end
+    if math.abs(v) > 2 ^ 53 then return nil, "is not exact; write all its digits" end
+    return v
+  end
+  if #digits < 16 then return tonumber(sign .. digits) end
+  local most = sign == "-" and "9223372036854775808" or "9223372036854775807"
+  if #digits > 19 or #digits == 19 and digits > most then
+    return nil, "is outside of -9223372036854775808 to 9223372036854775807"
+  end
+  local v = 0LL                                          -- negative: -2^63 has no positive counterpart
+  for j = 1, #digits do v = v * 10 - (digits:byte(j) - 48) end
+  return sign == "-" and v or -v
+end
+
+-- A column of numbers as a tensor of an integer dtype. Raises at the first number that the dtype cannot hold. where:
+-- the file and the column.
+local function integers_of(rows, k, first, dtype, where)
+  local wide = dtype == "int64"
   local limits = number_types.iinfo(dtype)
+  local values = wide and ffi.new("int64_t[?]", math.max(1, #rows - first + 1)) or {}
   for j = first, #rows do
     local text = rows[j][k]
-    local v = number_of(text)
-    local fault = v % 1 ~= 0 and "is not a whole number"
-      or (v < limits.min or v > limits.max) and ("is outside of %d to %d"):format(limits.min, limits.max)
+    local v, fault
+    if wide then
+      v, fault = int64_of(text)
+    else
+      v = number_of(text)
+      fault = v % 1 ~= 0 and "is not a whole number"
+        or (v < limits.min or v > limits.max) and ("is outside of %d to %d"):format(limits.min, limits.max)
+    end
     if fault then
       errors.raise("read_csv: %s, line %d: '%s' %s, but option 'dtype' is '%s'; without it columns of numbers are "
         .. "floating point", where, rows[j].line, text, fault, dtype)
     end
+    values[wide and j - first or j - first + 1] = v
   end
+  if wide then return (raw.tensor(dtype, { #rows - first + 1 }, values)) end
+  return create.tensor(values, { dtype = dtype })
+end
+
+local function is_integer(dtype)
+  return dtype and dtype ~= "bool" and not dtypes.is_float(dtypes.number(dtype, "read_csv"))
 end
 
 -- A column as a tensor, if all its fields are numbers (an empty one is NaN) and not all of them NaN, else as strings.
-local function column_of(rows, k, first, dtype, where)
-  local numbers, any = {}, false
+-- asked: the dtype was given for this column, which then must be one of numbers.
+local function column_of(rows, k, first, dtype, where, asked)
+  local numbers, any = {}, asked or false
   for j = first, #rows do
     local v = number_of(rows[j][k])
+    if not v and asked then
+      errors.raise("read_csv: %s, line %d: '%s' is not a number, but option 'dtype' makes it a column of %s", where,
+        rows[j].line, rows[j][k], dtype)
+    end
     if not v then return texts_of(rows, k, first) end
     numbers[j - first + 1], any = v, any or v == v
   end
   if not any then return texts_of(rows, k, first) end
-  if dtype then check_integers(rows, k, first, dtype, where) end
+  if is_integer(dtype) then return integers_of(rows, k, first, dtype, where) end
   return create.tensor(numbers, { dtype = dtype })
 end
 
@@ -133,19 +183,23 @@ local function ids_of(rows, k, first, list, where)
   return create.tensor(ids, { dtype = "int64" })
 end
 
+-- Raises unless the file has a column. option: the option that names it.
+local function expect_column(column, option, names, count, path)
+  local known = type(column) == "number" and #names == 0 and column % 1 == 0 and column >= 1 and column <= count
+  for _, name in ipairs(names) do known = known or name == column end
+  if known then return end
+  local near = type(column) == "string" and errors.nearest(column, names)
+  errors.raise("read_csv: option '%s': '%s' has no column %s%s", option, path, errors.show(column),
+    near and ("; did you mean '%s'?"):format(near) or "")
+end
+
 -- Maps each column that option 'classes' names to its list of classes, or to false if the file gives them.
 local function wanted_classes(given, names, count, path)
   local wanted = {}
   for key, value in pairs(given or {}) do
     local column, list = key, value
     if type(value) ~= "table" then column, list = value, false end
-    local known = type(column) == "number" and #names == 0 and column % 1 == 0 and column >= 1 and column <= count
-    for _, name in ipairs(names) do known = known or name == column end
-    if not known then
-      local near = type(column) == "string" and errors.nearest(column, names)
-      errors.raise("read_csv: option 'classes': '%s' has no column %s%s", path, errors.show(column),
-        near and ("; did you mean '%s'?"):format(near) or "")
-    end
+    expect_column(column, "classes", names, count, path)
     for k, name in ipairs(list or {}) do
       opts.expect(name, opts.string, "read_csv: option 'classes': class %d of column %s", k, errors.show(column))
     end
@@ -167,40 +221,79 @@ function M._Columns.__index(columns, name)
     or ", expected one of '" .. table.concat(names, "', '") .. "'")
 end
 
+-- The words for a missing value that pandas knows without being told.
+local PANDAS = { "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+  "NA", "NULL", "NaN", "None", "n/a", "nan", "null" }
+
+-- Makes fields that are words for a missing value empty.
+local function clear_missing(rows, first, given)
+  if not given then return end
+  local words = {}
+  for k, word in ipairs(given == true and PANDAS or given) do
+    words[opts.expect(word, opts.string, "read_csv: option 'missing': word %d", k)] = true
+  end
+  for j = first, #rows do
+    local row = rows[j]
+    for k = 1, #row do
+      if words[row[k]] then row[k] = "" end
+    end
+  end
+end
+
+-- The dtypes of single columns in option 'dtype', and the one of all others.
+local function wanted_dtypes(given, names, count, path)
+  if type(given) ~= "table" then return {}, given end
+  for column, dtype in pairs(given) do
+    expect_column(column, "dtype", names, count, path)
+    dtypes.number(opts.expect(dtype, opts.string, "read_csv: option 'dtype': column %s", errors.show(column)), "read_csv")
+  end
+  return given, nil
+end
+
+local OPTIONS = { header = true, separator = ",", classes = opts.table,
+  dtype = opts.kind("a string or a table", function(v) return type(v) == "string" or type(v) == "table" end),
+  missing = opts.kind("a boolean or a list of strings", function(v) return type(v) == "boolean" or type(v) == "table" end) }
+
 --- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
 --- NaN. A column of classes becomes a tensor of their ids, int64 from 0; an empty field has the id -100, which
---- nn.F.cross_entropy ignores. Errors: no rows; rows of different lengths; columns of the same name; text after a
---- quoted field, or a quoted field that does not end; a field that is none of the classes given; a number that an
---- integer dtype cannot hold; reading a column that the file lacks, such as columns.pice.
+--- nn.F.cross_entropy ignores. Empty lines are skipped. Errors: no rows; rows of different lengths; columns of the same
+--- name; text after a quoted field, or a quoted field that does not end; a field that is none of the classes given; a
+--- number that an integer dtype cannot hold exactly; text in UTF-16 or UTF-32; reading a column that the file lacks,
+--- such as columns.pice.
 ---@param path string  the file, also compressed by gzip
----@param given? {header: boolean, separator: string, dtype: string, classes: table}
+---@param given? {header: boolean, separator: string, dtype: string|table, classes: table, missing: boolean|string[]}
 ---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers
----   (default: the default dtype); classes: the columns of classes, as { "species" }; their classes are the different
----   fields, in ascending order; or with the classes in the order of their ids, as { species = { "cat", "dog" } }
+---   (default: the default dtype), or of single ones, as { id = "int64" }, which must then be numbers; classes: the
+---   columns of classes, as { "species" }; their classes are the different fields, in ascending order; or with the
+---   classes in the order of their ids, as { species = { "cat", "dog" } }; missing: fields that count as empty: true: the
+---   words that pandas takes (NA, N/A, null, NaN, None and others), or a list of words (default: false)
 ---@return table<string|integer, Tensor|string[]> columns  by name; by position, from 1, if there is no header
 ---@return string[] names  the names of the columns, in order; empty without header
 ---@return table<string|integer, string[]> classes  the names of the classes of columns of classes; as option classes it
 ---   gives the same ids in another file
 function M.read_csv(path, given)
-  local o = opts("read_csv", given, { header = true, separator = ",", dtype = opts.string, classes = opts.table })
+  local o = opts("read_csv", given, OPTIONS)
   if #o.separator ~= 1 or o.separator:find '["\r\n]' then
     opts.wrong(o.separator, "one character, not a quote or a line end", "read_csv: option 'separator'")
   end
-  local rows = rows_of(zlib.read(path, "read_csv"), o.separator, path)
+  local rows = rows_of(zlib.read_text(path, "read_csv"), o.separator, path)
   if #rows == 0 then errors.raise("read_csv: '%s' has no rows", path) end
   for _, row in ipairs(rows) do
     if #row ~= #rows[1] then
       errors.raise("read_csv: '%s', line %d: fields: %d, expected %d, as in line %d", path, row.line, #row, #rows[1], rows[1].line)
     end
   end
-  local columns, names, classes, first = {}, o.header and { unpack(rows[1]) } or {}, {}, o.header and 2 or 1
+  local columns, names, classes, first = {}, {}, {}, o.header and 2 or 1
+  for k = 1, o.header and #rows[1] or 0 do names[k] = rows[1][k] end
+  clear_missing(rows, first, o.missing)
   local wanted = wanted_classes(o.classes, names, #rows[1], path)
+  local dtype_of, dtype = wanted_dtypes(o.dtype, names, #rows[1], path)
   for k = 1, #rows[1] do
     local key = names[k] or k
     local where = ("'%s', column %s"):format(path, errors.show(key))
     if rawget(columns, key) then errors.raise("read_csv: '%s': two columns have the name '%s'", path, key) end
     if wanted[key] == nil then
-      columns[key] = column_of(rows, k, first, o.dtype, where)
+      columns[key] = column_of(rows, k, first, dtype_of[key] or dtype, where, dtype_of[key] ~= nil)
     else
       classes[key] = wanted[key] or names_in(rows, k, first)
       columns[key] = ids_of(rows, k, first, classes[key], where)
@@ -211,25 +304,30 @@ end
 
 -- ---- lines -----------------------------------------------------------------------------------------------
 
---- The lines of a text file, without their ends.
----@param path string  the file, also compressed by gzip
----@return string[]
-function M.read_lines(path)
-  local list, text = {}, zlib.read(path, "read_lines")
+local function lines_of(path, who)
+  local list, text = {}, zlib.read_text(path, who)
   if text ~= "" and text:sub(-1) ~= "\n" then text = text .. "\n" end
   for line in text:gmatch "([^\n]*)\n" do list[#list + 1] = line:gsub("\r$", "") end
   return list
 end
 
---- The values of a file with one JSON value in each line; empty lines are skipped. Errors: invalid JSON, by line.
+--- The lines of a text file, without their ends and the byte order mark of UTF-8. Errors: text in UTF-16 or UTF-32.
 ---@param path string  the file, also compressed by gzip
+---@return string[]
+function M.read_lines(path) return lines_of(path, "read_lines") end
+
+--- The values of a file with one JSON value in each line; empty lines are skipped. Errors: invalid JSON, by line, also
+--- numbers such as NaN, 01 and 0x10, which JSON lacks; text in UTF-16 or UTF-32.
+---@param path string  the file, also compressed by gzip
+---@param given? {exact: boolean}  exact: whole numbers beyond 2^53 that a Lua number cannot hold are errors (default:
+---   true); false: they are rounded
 ---@return any[]  JSON's null is cjson.null
-function M.read_json_lines(path)
-  local cjson = require "cjson"
+function M.read_json_lines(path, given)
+  local o = opts("read_json_lines", given, { exact = true })
   local list = {}
-  for k, line in ipairs(M.read_lines(path)) do
+  for k, line in ipairs(lines_of(path, "read_json_lines")) do
     if line:find "%S" then
-      local ok, value = pcall(cjson.decode, line)
+      local ok, value = pcall(json.decode, line, o.exact)
       if not ok then errors.raise("read_json_lines: '%s', line %d: %s", path, k, value) end
       list[#list + 1] = value
     end
@@ -239,11 +337,7 @@ end
 
 -- ---- WAV -------------------------------------------------------------------------------------------------
 
-local function little(text, at, bytes)
-  local n = 0
-  for k = bytes, 1, -1 do n = n * 256 + (text:byte(at + k - 1) or 0) end
-  return n
-end
+local little = raw.little
 
 -- Reads a sample of PCM, of 1 to 4 bytes, as a number from -1 to below 1.
 local function sample(data, bytes)
@@ -254,7 +348,8 @@ local function sample(data, bytes)
   return n / 2 ^ (8 * bytes - 1)
 end
 
---- Reads a WAV file of PCM (8, 16, 24 or 32 bits) or floating point (32 or 64 bits).
+--- Reads a WAV file of PCM (8, 16, 24 or 32 bits) or floating point (32 or 64 bits). Errors: other formats; a file that
+--- is cut off.
 ---@param path string  the file
 ---@return Tensor  float32 [channels, samples]: PCM from -1 to 1, floating point as in the file
 ---@return integer rate  samples per second
@@ -278,6 +373,10 @@ function M.read_wav(path)
       end
       local bytes = bits / 8
       local available = math.min(size, #text - at - 7)
+      -- Programs that write to a pipe do not know the size, and give the largest.
+      if available < size and size < 0x7fff0000 then
+        bad(("has %d bytes of samples, but its header gives %d"):format(available, size))
+      end
       local n = math.floor(available / (bytes * channels))
       local from = ffi.cast("const uint8_t *", text) + at + 7
       if real then                              -- not through Lua's numbers, which take some NaNs for other values

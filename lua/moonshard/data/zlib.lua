@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Decompression by zlib: files of gzip, and entries of zip archives.
-local bit = require "bit"
+--- Decompression by zlib, and files that gzip compressed.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local raw = require "moonshard.data.raw"
@@ -15,74 +14,98 @@ typedef struct {
 int moonshard_inflate_init(moonshard_z_stream *, int, const char *, int) __asm__("inflateInit2_");
 int moonshard_inflate(moonshard_z_stream *, int) __asm__("inflate");
 int moonshard_inflate_end(moonshard_z_stream *) __asm__("inflateEnd");
+unsigned long moonshard_crc32(unsigned long, const uint8_t *, unsigned) __asm__("crc32");
 ]]
 
-local M = {}
+-- Formats of compressed data: deflate alone, within zlib's header and checksum, within gzip's.
+local M = { DEFLATE = -15, ZLIB = 15, GZIP = 31 }
 
-local CHUNK, RAW, GZIP = 262144, -15, 31
+local CHUNK, MAGIC = 262144, "\31\139"
 
-local function failed(who, path, what) errors.raise("%s: '%s' is damaged: %s", who, path, what) end
+local function library(who) return raw.library({ "libz.so.1", "z" }, "zlib1g", who) end
 
--- Decompresses text. bits: the format (RAW or GZIP).
-local function inflate(text, bits, who, path)
-  local z = raw.library({ "libz.so.1", "z" }, "zlib1g", who)
-  local s, out, parts = ffi.new "moonshard_z_stream", ffi.new("uint8_t[?]", CHUNK), {}
-  s.next_in, s.avail_in = ffi.cast("const uint8_t *", text), #text
-  if z.moonshard_inflate_init(s, bits, "1", ffi.sizeof(s)) ~= 0 then errors.raise("%s: no memory for zlib", who) end
+--- Decompresses the data that begin at byte `at`.
+---@param text string
+---@param at integer  from 1
+---@param format integer  M.DEFLATE, M.ZLIB or M.GZIP
+---@param who string  the function that errors name
+---@param limit? integer  stops after the chunk that has this many bytes: a small file may have data of a large one
+---@return string
+---@return integer? after  the position after the data; nil: they are invalid, incomplete, or longer than the limit
+function M.inflate(text, at, format, who, limit)
+  local z = library(who)
+  local s, out, parts, total = ffi.new "moonshard_z_stream", ffi.new("uint8_t[?]", CHUNK), {}, 0
+  s.next_in, s.avail_in = ffi.cast("const uint8_t *", text) + at - 1, #text - at + 1
+  if z.moonshard_inflate_init(s, format, "1", ffi.sizeof(s)) ~= 0 then errors.raise("%s: no memory for zlib", who) end
+  ffi.gc(s, z.moonshard_inflate_end)
   local status
   repeat
     s.next_out, s.avail_out = out, CHUNK
     status = z.moonshard_inflate(s, 0)
     parts[#parts + 1] = ffi.string(out, CHUNK - s.avail_out)
-    local more = status == 0 and (s.avail_in > 0 or s.avail_out == 0)
+    total = total + CHUNK - s.avail_out
+    local more = status == 0 and (s.avail_in > 0 or s.avail_out == 0) and total <= (limit or math.huge)
   until not more
-  z.moonshard_inflate_end(s)
-  if status ~= 1 then failed(who, path, "its compressed data are invalid or incomplete") end
+  local after = #text - s.avail_in + 1
+  z.moonshard_inflate_end(ffi.gc(s, nil))
+  return table.concat(parts), status == 1 and after or nil
+end
+
+--- The CRC of n bytes of a text that begin at byte `at`, as gzip, zip and PNG have it.
+---@param text string
+---@param at integer  from 1
+---@param n integer
+---@param who string  the function that errors name
+---@return integer
+function M.crc(text, at, n, who)
+  return tonumber(library(who).moonshard_crc32(0, ffi.cast("const uint8_t *", text) + at - 1, n))
+end
+
+--- The contents of a file. Those that gzip compressed are decompressed: all members, one after the other, as
+--- `cat a.gz b.gz` has them. Zeros between and after members are skipped, as gzip does.
+---@param path string
+---@param who string  the function that errors name
+---@return string
+function M.read(path, who)
+  local text = raw.read(path, who)
+  if text:sub(1, 2) ~= MAGIC then
+    if path:find "%.gz$" then errors.raise("%s: '%s' is not compressed by gzip, which its name says", who, path) end
+    return text
+  end
+  local parts, at = {}, 1
+  repeat
+    local part, after = M.inflate(text, at, M.GZIP, who)
+    if not after then
+      errors.raise("%s: '%s' is damaged: its compressed data are invalid or incomplete", who, path)
+    end
+    parts[#parts + 1] = part
+    at = text:find("[^%z]", after)
+    if at and text:sub(at, at + 1) ~= MAGIC then
+      errors.raise("%s: '%s' has bytes after its compressed data (from byte %d on) that gzip did not write", who, path, at)
+    end
+  until not at
   return table.concat(parts)
 end
 
---- The contents of a file, decompressed if it begins as gzip does.
-function M.read(path, who)
-  local text = raw.read(path, who)
-  if text:sub(1, 2) ~= "\31\139" then return text end
-  return inflate(text, GZIP, who, path)
-end
+-- Byte order marks, those of 4 bytes first.
+local MARKS = { { "\255\254\0\0", "UTF-32" }, { "\0\0\254\255", "UTF-32" }, { "\255\254", "UTF-16" },
+  { "\254\255", "UTF-16" } }
 
-local function little(text, at, bytes)
-  local n = 0
-  for k = bytes, 1, -1 do n = n * 256 + text:byte(at + k - 1) end
-  return n
-end
-
---- The files of a zip archive: names and contents, in the archive's order.
----@return {name: string, text: string}[]
-function M.unzip(path, who)
-  local text = raw.read(path, who)
-  local ending = math.max(1, #text - 65557)
-  local at
-  for found in text:sub(ending):gmatch "()PK\5\6" do at = ending + found - 1 end
-  if not at or at + 21 > #text then errors.raise("%s: '%s' is not a zip archive, or is incomplete", who, path) end
-  local count, here, list = little(text, at + 10, 2), little(text, at + 16, 4) + 1, {}
-  for k = 1, count do
-    if text:sub(here, here + 3) ~= "PK\1\2" or here + 45 > #text then failed(who, path, "the archive's directory is incomplete") end
-    local flags, method = little(text, here + 8, 2), little(text, here + 10, 2)
-    local size, whole = little(text, here + 20, 4), little(text, here + 24, 4)
-    local name_length = little(text, here + 28, 2)
-    local name, entry = text:sub(here + 46, here + 45 + name_length), little(text, here + 42, 4) + 1
-    if bit.band(flags, 1) ~= 0 or method ~= 0 and method ~= 8 or size == 0xffffffff or entry == 0x100000000 then
-      errors.raise("%s: '%s' in '%s' is encrypted, compressed by a method other than deflate, or in zip64 "
-        .. "format (from 4 GiB), which cannot be read", who, name, path)
-    end
-    if text:sub(entry, entry + 3) ~= "PK\3\4" then failed(who, path, ("'%s' does not begin where the archive's directory says"):format(name)) end
-    local first = entry + 30 + little(text, entry + 26, 2) + little(text, entry + 28, 2)
-    local data = text:sub(first, first + size - 1)
-    if #data < size then failed(who, path, ("'%s' is cut off"):format(name)) end
-    if method == 8 then data = inflate(data, RAW, who, path) end
-    if #data ~= whole then failed(who, path, ("'%s' has %d bytes, expected %d"):format(name, #data, whole)) end
-    list[k] = { name = name, text = data }
-    here = here + 46 + name_length + little(text, here + 30, 2) + little(text, here + 32, 2)
+--- The contents of a text file, without the byte order mark of UTF-8. Errors: text in UTF-16 or UTF-32.
+---@param path string  the file, also compressed by gzip
+---@param who string  the function that errors name
+---@return string
+function M.read_text(path, who)
+  local text = M.read(path, who)
+  if text:sub(1, 3) == "\239\187\191" then return text:sub(4) end
+  local found = (text:find "^[^%z]%z[^%z]%z" or text:find "^%z[^%z]%z[^%z]") and "UTF-16"
+  for _, mark in ipairs(MARKS) do
+    found = found or text:sub(1, #mark[1]) == mark[1] and mark[2]
   end
-  return list
+  if found then
+    errors.raise("%s: '%s' is text in %s, expected UTF-8; `iconv -f %s -t UTF-8 FILE` converts it", who, path, found, found)
+  end
+  return text
 end
 
 return M
