@@ -871,7 +871,9 @@ MS_API const char *ms_loader_sum(const ms_loader *l);
 MS_API void ms_loader_close(ms_loader *l);
 MS_API int ms_loader_count(const ms_loader *l);
 MS_API const char *ms_loader_name(const ms_loader *l, int k);
-MS_API int ms_loader_find(const ms_loader *l, const char *name);           // -1 if there is none
+MS_API int ms_loader_find(const ms_loader *l, const char *name);  // -1 if there is none
+// The dtype of tensor k in the file, such as "F8_E4M3", if tensors here lack it: then it cannot be read. Else NULL.
+MS_API const char *ms_loader_other_dtype(const ms_loader *l, int k);
 MS_API ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out);  // sets dtype and shape
 // Reads rows [first, first + count) of dimension 0 of tensor k; count -1: all rows from first on.
 MS_API ms_id ms_loader_read(ms_loader *l, int k, double first, double count);

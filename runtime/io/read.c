@@ -36,12 +36,17 @@ struct ms_loader {
 
 static bool verifies(const ms_loader *l) { return l->verify && l->h.checksums; }
 
-// Entry k; NULL with the error set if there is none.
+// Entry k; NULL with the error set if there is none, or tensors lack its dtype.
 static const ms_st_entry *entry_at(const ms_loader *l, int k)
 {
-    if (k >= 0 && k < l->h.n) return &l->h.entries[k];
-    ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d tensor%s", k, l->path, l->h.n,
-             l->h.n == 1 ? "" : "s");
+    const ms_st_entry *e = k >= 0 && k < l->h.n ? &l->h.entries[k] : NULL;
+    if (e && e->dtype >= 0) return e;
+    if (e)
+        ms__fail(MS_EINVAL, "load: '%s': tensor '%s' has dtype %s, which Moonshard's tensors do not have", l->path,
+                 e->name, e->type);
+    else
+        ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d tensor%s", k, l->path, l->h.n,
+                 l->h.n == 1 ? "" : "s");
     return NULL;
 }
 
@@ -296,6 +301,10 @@ ms_status ms_loader_fetch(ms_loader *l, char *whole)
 const char *ms_loader_sum(const ms_loader *l) { return l->checksum; }
 int ms_loader_count(const ms_loader *l) { return l->h.n; }
 const char *ms_loader_name(const ms_loader *l, int k) { return k >= 0 && k < l->h.n ? l->h.entries[k].name : NULL; }
+const char *ms_loader_other_dtype(const ms_loader *l, int k)
+{
+    return k >= 0 && k < l->h.n && l->h.entries[k].dtype < 0 ? l->h.entries[k].type : NULL;
+}
 int ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
 const char *ms_loader_metadata_key(const ms_loader *l, int k)
 {

@@ -336,8 +336,11 @@ static ms_status entry(parser *p, ms_st_entry *e)
             e->dtype = -1;
             for (int k = 0; k < MS_COUNT(names); k++)
                 if (!strcmp(names[k].name, p->buffer)) e->dtype = names[k].dtype;
-            if (e->dtype < 0)
-                return bad(p, "an unknown dtype, expected one of F32 F64 F16 BF16 I64 I32 I16 I8 U8 BOOL");
+            if (e->dtype < 0) {
+                // Other programs store more types (F8_E4M3, U16, C64, ...); they must not block the other tensors.
+                if (!p->buffered) return bad(p, "a dtype has no name");
+                snprintf(e->type, sizeof e->type, "%s", p->buffer);
+            }
         } else if (field == SHAPE) {
             MS_TRY(shape_of(p, e));
         } else {
@@ -393,17 +396,18 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, "load", "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
     qsort(order, (size_t)h->n, sizeof *order, by_place);
-    uint64_t place = 0, block = 0, bytes;
+    uint64_t place = 0, block = 0, bytes = 0;
     ms_status st = MS_OK;
     for (int k = 0; k < h->n && !st; k++) {
         ms_st_entry *e = order[k];
-        if (!ms__st_bytes(e, &bytes))
+        bool known = e->dtype >= 0;
+        if (known && !ms__st_bytes(e, &bytes))
             st = invalid(p, "tensor '%s': its shape %s is too large: it needs 2^63 bytes or more", e->name,
                          ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
             st = invalid(p, "tensor '%s': bytes %llu to %llu are outside of the %llu bytes of data", e->name,
                          (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)data_bytes);
-        else if (e->end - e->begin != bytes)
+        else if (known && e->end - e->begin != bytes)
             st = invalid(p, "tensor '%s': has %llu bytes, but %s %s needs %llu", e->name,
                          (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype),
                          ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);

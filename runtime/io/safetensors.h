@@ -25,8 +25,9 @@ enum {
 #define MS_ST_SUMS "moonshard.sums"
 
 typedef struct {
-    char *name;  // UTF-8, at most MS_ST_MAX_NAME bytes, contains no NUL
-    int dtype, ndim;
+    char *name;       // UTF-8, at most MS_ST_MAX_NAME bytes, contains no NUL
+    int dtype, ndim;  // dtype -1: one that tensors lack
+    char type[24];    // its name in the file, which may be cut; "" for other dtypes
     int64_t shape[MS_MAX_DIMS];
     uint64_t begin, end;  // byte offsets from the start of the data
     uint64_t block;       // index of its first block among the blocks of all tensors, in the order of the data
@@ -66,7 +67,7 @@ ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, siz
                           size_t value_length);
 ms_st_entry *ms__st_find(const ms_st_header *h, const char *name);  // NULL if there is none
 
-// Computes the number of bytes of an entry's tensor; returns false on overflow.
+// Computes the number of bytes of an entry's tensor, whose dtype tensors have; returns false on overflow.
 bool ms__st_bytes(const ms_st_entry *e, uint64_t *bytes);
 uint64_t ms__st_blocks(const ms_st_entry *e);  // number of blocks of the entry's data
 

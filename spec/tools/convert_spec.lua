@@ -2,6 +2,7 @@
 --- scripts/convert: files of torch.save as safetensors. PyTorch wrote the files (spec/golden/data/make_torch_save.py).
 local cjson = require "cjson"
 local ms = require "moonshard"
+local fixtures = require "spec.support.fixtures"
 local process = require "spec.support.process"
 
 local FILES = process.root .. "/spec/golden/data/torch_save.json"
@@ -103,8 +104,53 @@ text[at + 9] ^= 1
 open(sys.argv[1], "wb").write(text)
 ]], pt)
     local out = convert(("--key model '%s' '%s/out'"):format(pt, folder))
-    assert.matches("^scripts/convert: a storage cannot be read: Bad CRC%-32 for file '[^']*data/0'\n$", out[1])
+    assert.matches("^scripts/convert: a storage of '[^']*/zip.pt' cannot be read: Bad CRC%-32 for file '[^']*data/0'\n$",
+      out[1])
     assert.is_nil(io.open(folder .. "/out"))
+  end)
+
+  it("gives the same tensors or an error with the path for a file that is cut or has flipped bits", function()
+    local out = folder .. "/right"
+    local source = fixtures.folder .. "/state.pt"
+    assert.are.same({ "", 0 }, convert(("'%s' '%s'"):format(source, out)))
+    local tensors = ms.load(out)
+    for name, e in pairs(fixtures.expected["state.pt"].result) do
+      assert.are.same({ e.dtype, e.shape }, { tensors[name].dtype, tensors[name].shape })
+    end
+    assert.are.equal(1, (tensors.ids - 2 ^ 53):item())
+    assert.are.same({ 0.5, -2 }, tensors.half:tolist())
+    python([[
+import sys
+folder, source, right = sys.argv[1:]
+code = compile(open("scripts/convert").read(), "scripts/convert", "exec")
+text, right = open(source, "rb").read(), open(right, "rb").read()
+copies = [text[:n] for n in range(0, len(text), 7)]
+for mask in 255, 1:
+    copies += [text[:at] + bytes([text[at] ^ mask]) + text[at + 1:] for at in range(0, len(text), 11)]
+copy, out = folder + "/copy.pt", folder + "/converted"
+for k, data in enumerate(copies):
+    open(copy, "wb").write(data)
+    sys.argv = ["convert", copy, out]
+    try:
+        exec(code, {"__name__": "__main__"})
+        if open(out, "rb").read() != right:
+            print("other values in copy", k)
+    except SystemExit as e:
+        if copy not in str(e.code):
+            print("copy", k, e.code)
+]], folder, source, out)
+  end)
+
+  it("says what to write for files that it does not convert", function()
+    local files = fixtures.folder
+    refuses(("'%s/torch.safetensors' is a file of safetensors, which ms.load(\"%s/torch.safetensors\") reads as it is"):format(
+      files, files), files .. "/torch.safetensors")
+    refuses(("'%s/script.pt' cannot be read as a file of torch.save: it is a TorchScript program; in PyTorch, write "
+      .. "torch.save(torch.jit.load(FILE).state_dict(), 'new.pt') and convert new.pt"):format(files), files .. "/script.pt")
+    refuses(("'%s/model.safetensors.index.json' is text in JSON, such as the index of a model in several files: convert "
+      .. "each of the files that it lists under weight_map"):format(files), files .. "/model.safetensors.index.json")
+    refuses(("'%s/stored.npz' cannot be read as a file of torch.save: it is an archive of NumPy, which ms.data.read_npz "
+      .. "reads"):format(files), files .. "/stored.npz")
   end)
 
   it("runs no code that a file names", function()

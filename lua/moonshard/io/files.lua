@@ -6,6 +6,8 @@
 local engine = require "moonshard.core.ffi"
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
+local formats = require "moonshard.io.formats"
+local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
@@ -144,17 +146,10 @@ end
 
 ---@class Reader
 ---@field metadata table<string, string>  the strings stored with the tensors
----@field names string[]        in byte order
+---@field names string[]        of the tensors that can be read, in byte order
+---@field others table<string, string>  the dtypes of the other tensors, by name
 local Reader = {}
 Reader.__index = Reader
-
--- torch.save writes a zip archive; before version 1.6 it wrote a pickle. Neither is safetensors.
-local function is_pickled(path)
-  local file = io.open(path, "rb")
-  local head = file and file:read(4) or ""
-  if file then file:close() end
-  return head == "PK\3\4" or head:sub(1, 2) == "\128\2"
-end
 
 --- Opens a safetensors file and checks its header; `read` returns single tensors or rows of them.
 ---@param path string  path of the file
@@ -166,19 +161,24 @@ function M.reader(path, given)
   local loader = lib.ms_loader_open(path, given and given.verify == false and 0 or 1)
   if loader == nil then
     local text = errors.last()
-    if text:find("is not a valid safetensors file", 1, true) and is_pickled(path) then
-      errors.raise("load: '%s' is a file of torch.save; `scripts/convert FILE out.safetensors` writes its tensors for ms.load",
-        path)
-    end
+    local advice = text:find("is not a valid safetensors file", 1, true) and formats.advice(path)
+    if advice then errors.raise("load: '%s' %s", path, advice) end
     errors.raise_text(text)
   end
-  local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {} },
-    Reader)
+  local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {},
+    others = {} }, Reader)
   for k = 0, lib.ms_loader_metadata_count(loader) - 1 do
     self.metadata[ffi.string(lib.ms_loader_metadata_key(loader, k))] = ffi.string(lib.ms_loader_metadata_value(loader,
       k))
   end
-  for k = 0, lib.ms_loader_count(loader) - 1 do self.names[k + 1] = ffi.string(lib.ms_loader_name(loader, k)) end
+  for k = 0, lib.ms_loader_count(loader) - 1 do
+    local name, other = ffi.string(lib.ms_loader_name(loader, k)), lib.ms_loader_other_dtype(loader, k)
+    if other ~= nil then
+      self.others[name] = ffi.string(other)
+    else
+      self.names[#self.names + 1] = name
+    end
+  end
   return self
 end
 
@@ -242,8 +242,20 @@ function Reader:close()
   self._loader = nil
 end
 
+-- Names the tensors that begin with a prefix and have a dtype that tensors lack, in a warning.
+local function warn_of_others(reader, prefix)
+  local list = {}
+  for name, dtype in util.sorted_pairs(reader.others) do
+    if name:sub(1, #prefix) == prefix then list[#list + 1] = ("'%s' (%s)"):format(name, dtype) end
+  end
+  if not list[1] then return end
+  log.warn(("load: '%s': tensors left out, because Moonshard's tensors do not have their dtype: %d: %s%s"):format(
+    reader.path, #list, table.concat(list, ", ", 1, math.min(#list, 8)), #list > 8 and ", ..." or ""))
+end
+
 -- The names to read: those given, those that begin with a prefix, or all.
 local function chosen(reader, o)
+  if not o.names then warn_of_others(reader, o.prefix or "") end
   if not o.prefix then return o.names or reader.names end
   if o.names then errors.raise "load: options 'names' and 'prefix' exclude each other" end
   local names = {}
@@ -257,8 +269,9 @@ local function chosen(reader, o)
   return names
 end
 
---- Reads a safetensors file: the table that save wrote, or tensors by name. Errors: a file whose header or checksums
---- show damage; a name that the file does not contain.
+--- Reads a safetensors file: the table that save wrote, or tensors by name. Tensors of a dtype that Moonshard's tensors
+--- lack, such as F8_E4M3 and U16, are left out, and a warning names them. Errors: a file whose header or checksums show
+--- damage; a name that the file does not contain, or whose dtype tensors lack.
 ---@param path string  path of the file
 ---@param given? { device: string, names: string[], prefix: string, verify: boolean }
 ---   device: device of the tensors (default: "cpu"); names: reads only these tensors; prefix: reads only the tensors
