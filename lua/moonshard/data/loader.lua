@@ -16,8 +16,8 @@ local workers = require "moonshard.data.workers"
 --- Batches of a dataset.
 ---@class DataLoader
 ---@field dataset Dataset|IterableDataset  where items come from
----@field epochs integer  number of the current epoch, from 0
----@field done integer  number of batches of the current epoch that have been returned
+---@field epochs integer  number of the epoch of the batch that was returned last, from 0; at its end, of the next one
+---@field done integer  number of batches of this epoch that have been returned
 local DataLoader = class "DataLoader"
 methods.close(DataLoader)
 
@@ -91,7 +91,7 @@ function DataLoader:init(source, given)
   self.maker = makers.new { dataset = source, collate = o.collate, seed = o.seed, batch_size = o.batch_size,
     rank = o.rank, world = o.world, drop_last = o.drop_last }
   self.worker_count, self.prefetch, self.timeout = o.workers, o.prefetch, o.timeout
-  self.epochs, self.done = 0, 0
+  self.epochs, self.done, self.upcoming, self.walks = 0, 0, 0, {}
 end
 
 function DataLoader:__tostring()
@@ -105,15 +105,14 @@ methods.refuse_call(DataLoader, "DataLoader: a loader cannot be called; write `f
 ---@return integer?
 function DataLoader:size() return self.batch_sampler and self.batch_sampler:size() end
 
--- The positions of batch k (from 1) of the current epoch; nil if there is no such batch.
-local function positions_of(self, k)
+-- A walk is one pass through an epoch, such as a loop over loader:epoch(): its `epoch`, which its first batch chooses,
+-- and `done`, the number of its batches that were returned. Walks do not affect each other.
+
+-- The positions of batch k (from 1) of a walk; nil if there is no such batch.
+local function positions_of(self, walk, k)
   if k > self.batch_sampler:size() then return nil end
-  local order = self.current
-  if not order or order.epoch ~= self.epochs then
-    order = { epoch = self.epochs, at = self.batch_sampler:order(self.epochs) }
-    self.current = order
-  end
-  local list = order.at(k)
+  walk.order = walk.order or self.batch_sampler:order(walk.epoch)
+  local list = walk.order(k)
   opts.need(dataset.is_list(list), list, "a list of positions", "DataLoader: batch %d of the sampler", k)
   local n = self.dataset:size()
   for _, i in ipairs(list) do
@@ -124,8 +123,8 @@ local function positions_of(self, k)
   return list
 end
 
--- Batch k (from 1) of the current epoch, made by the workers, which the first call starts.
-local function make_by_workers(self, k)
+-- Batch k (from 1) of a walk, made by the workers, which the first call starts.
+local function make_by_workers(self, walk, k)
   if not self.pool then
     local m = self.maker
     self.pool = workers.new({ dataset = m.dataset, collate = m.collate, seed = m.seed, batch_size = m.batch_size,
@@ -133,21 +132,21 @@ local function make_by_workers(self, k)
   end
   local pool = self.pool
   self.pool = nil                                          -- set again below, unless an error ends the workers
-  local ok, batch = pcall(pool.batch, pool, self.epochs, k, self.maker.seed, function(j)
+  local ok, batch = pcall(pool.batch, pool, walk, k, self.maker.seed, function(j)
     if not self.batch_sampler then return false end
-    return positions_of(self, j)
+    return positions_of(self, walk, j)
   end)
   if pool.list[1] then self.pool = pool end
   if not ok then error(batch, 0) end
   return batch
 end
 
--- Batch k (from 1) of the current epoch: its values and, in `n`, their number; nil if there is no such batch.
-local function make(self, k)
-  if self.worker_count > 0 then return make_by_workers(self, k) end
-  if not self.batch_sampler then return self.maker:block(self.epochs, k - 1) end
-  local positions = positions_of(self, k)
-  return positions and self.maker:batch(self.epochs, positions)
+-- Batch k (from 1) of a walk: its values and, in `n`, their number; nil if there is no such batch.
+local function make(self, walk, k)
+  if self.worker_count > 0 then return make_by_workers(self, walk, k) end
+  if not self.batch_sampler then return self.maker:block(walk, walk.epoch, k - 1) end
+  local positions = positions_of(self, walk, k)
+  return positions and self.maker:batch(walk.epoch, positions)
 end
 
 -- Replaces the tensors of a value, also those in its tables, by what change(tensor) returns. name, argument: the method
@@ -162,14 +161,26 @@ end
 
 local function pinned(t) return t.device == "cpu" and t:pin_memory() or t end
 
--- The next batch of the current epoch; at its end nil, and the next epoch becomes the current one.
-local function following(self)
-  local batch = make(self, self.done + 1)
-  if not batch then
-    self.epochs, self.done = self.epochs + 1, 0
-    return nil
+-- Makes the next batch of a walk the loader's position; at the walk's end, the beginning of the next epoch.
+local function advance(self, walk)
+  if walk.ended then return nil end
+  if not walk.begun then walk.epoch, walk.done = self.upcoming, self.resumed and self.done or 0 end
+  local batch = make(self, walk, walk.done + 1)
+  if not walk.begun then walk.begun, self.upcoming, self.resumed = true, walk.epoch + 1, nil end
+  if batch then
+    walk.done = walk.done + 1
+    self.epochs, self.done, self.latest = walk.epoch, walk.done, walk
+  else
+    walk.ended, walk.order = true, nil
+    self.epochs, self.done, self.latest = self.upcoming, 0, nil
   end
-  self.done = self.done + 1
+  return batch
+end
+
+-- The values of the next batch of a walk; nil at its end.
+local function following(self, walk)
+  local batch = advance(self, walk)
+  if not batch then return nil end
   local device = self.device or dtypes.default_device()
   local function moved(t)
     local there = t:to(device)
@@ -184,12 +195,18 @@ local function following(self)
 end
 
 --- The batches of an epoch. After load_state_dict it continues the epoch of that state; after a `break` the next call
---- begins another epoch. Errors: an item that cannot be made; the message has its position.
+--- begins another epoch. Loops over one loader may be nested: each is an epoch of its own. Errors: an item that cannot
+--- be made; the message has its position.
 ---@return fun(): any  an iterator of the batches' values
 function DataLoader:epoch()
-  if self.done > 0 and not self.resumed then self.epochs, self.done = self.epochs + 1, 0 end
-  self.resumed = nil
-  return scope.each(function() return following(self) end)
+  local walk = {}
+  local iterator, loop = scope.each(function() return following(self, walk) end)
+  walk.loop = loop
+  for k = #self.walks, 1, -1 do
+    if self.walks[k].ended or not scope.is_running(self.walks[k].loop) then table.remove(self.walks, k) end
+  end
+  self.walks[#self.walks + 1] = walk
+  return iterator, loop
 end
 
 local function present(self, first, ...)
@@ -199,21 +216,19 @@ end
 
 local function or_next(self, first, ...)
   if first ~= nil then return first, ... end
-  return present(self, following(self))
+  return present(self, following(self, {}))
 end
 
 --- The next batch, without end: after the last batch of an epoch comes the first of the next. The batch belongs to the
 --- scope around the call, such as a step of ms.steps.
 ---@return any  the batch's values
-function DataLoader:next()
-  self.resumed = nil
-  return or_next(self, following(self))
-end
+function DataLoader:next() return or_next(self, following(self, self.latest or {})) end
 
 --- Chooses the epoch that the next call of `epoch` begins.
 ---@param epoch integer  from 0
 function DataLoader:set_epoch(epoch)
   self.epochs, self.done, self.resumed = opts.expect(epoch, opts.whole_from(0), "set_epoch: argument"), 0, nil
+  self.upcoming, self.latest = self.epochs, nil
 end
 
 --- Ends the workers. They also end when the loader is collected, and with the script.
@@ -237,13 +252,24 @@ local function items_of(self)
   return (s.batch_size or 1) * ranks
 end
 
+-- The epoch and the number of batches at which a checkpoint continues: those of the outermost loop that runs or,
+-- without a loop, of the batch that was returned last.
+local function position_of(self)
+  for _, walk in ipairs(self.walks) do
+    if walk.begun and not walk.ended and scope.is_running(walk.loop) then return walk.epoch, walk.done end
+  end
+  return self.epochs, self.done
+end
+
 --- The state for a checkpoint: after load_state_dict, a loader of the same dataset continues with the batch after the
---- last one that was returned. The number of ranks may differ if a batch has the same number of items over all ranks.
+--- last one that was returned; of nested loops, to the outermost one. The number of ranks may differ if a batch has the
+--- same number of items over all ranks.
 ---@return {epoch: integer, batches: integer, items: integer, seed: integer, size: integer?}  epoch: from 0; batches: number of batches of this epoch that were returned; items: number of items of a batch, over all ranks; size: number of items of the dataset
 function DataLoader:state_dict()
   local random = with_seed(self.batch_sampler)
-  return { epoch = self.epochs, batches = self.done, items = items_of(self),
-    seed = random and random.seed or self.maker.seed, size = self.batch_sampler and self.dataset:size() or nil }
+  local epoch, done = position_of(self)
+  return { epoch = epoch, batches = done, items = items_of(self), seed = random and random.seed or self.maker.seed,
+    size = self.batch_sampler and self.dataset:size() or nil }
 end
 
 --- Continues from a state dict, at the next call of `epoch` or `next`. Errors: the dataset or the batches have another
@@ -264,8 +290,8 @@ function DataLoader:load_state_dict(sd)
   end
   local random = with_seed(self.batch_sampler)
   if random then random.seed = sd.seed end
-  self.maker.seed, self.current = sd.seed, nil
-  self.epochs, self.done, self.resumed = sd.epoch, sd.batches, true
+  self.maker.seed, self.latest = sd.seed, nil
+  self.epochs, self.upcoming, self.done, self.resumed = sd.epoch, sd.epoch, sd.batches, true
 end
 
 methods.guard(DataLoader, "loader")

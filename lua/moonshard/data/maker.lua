@@ -111,12 +111,12 @@ function Maker:batch(epoch, positions) return scope.run("DataLoader", batch_of, 
 -- ---- iterable datasets -----------------------------------------------------------------------------------
 
 -- The items of block k (from 0) of the stream: batch k of all ranks. Begins the stream again if it is past block k
--- or of another epoch.
-local function block(self, epoch, k)
-  local size, stream = self.batch_size * self.world, self.stream
+-- or of another epoch. holder: a table, in whose field `stream` the stream stays between calls.
+local function block(self, holder, epoch, k)
+  local size, stream = self.batch_size * self.world, holder.stream
   if not stream or stream.epoch ~= epoch or stream.count > k * size then
     stream = { epoch = epoch, count = 0, next = self.dataset:iterate(epoch) }
-    self.stream = stream
+    holder.stream = stream
   end
   local items = {}
   while not stream.ended and stream.count < (k + 1) * size do
@@ -131,8 +131,8 @@ local function block(self, epoch, k)
   return items
 end
 
-local function batch_of_block(self, epoch, k)
-  local items, size, world = block(self, epoch, k), self.batch_size * self.world, self.world
+local function batch_of_block(self, holder, epoch, k)
+  local items, size, world = block(self, holder, epoch, k), self.batch_size * self.world, self.world
   local n = #items
   if n == 0 or self.drop_last and n < size then return nil end
   local own, positions = {}, {}
@@ -144,8 +144,9 @@ end
 
 --- Batch k (from 0) of a stream. A last block that does not divide among the ranks repeats items; drop_last omits a
 --- block that is not full.
+---@param holder table  where the stream stays between calls: each loop over a loader has its own
 ---@return table?  nil: the stream has no such batch
-function Maker:block(epoch, k) return scope.run("DataLoader", batch_of_block, self, epoch, k) end
+function Maker:block(holder, epoch, k) return scope.run("DataLoader", batch_of_block, self, holder, epoch, k) end
 
 function M.is_stream(dataset) return class.isa(dataset, datasets.IterableDataset) end
 

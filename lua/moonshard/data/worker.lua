@@ -44,7 +44,7 @@ local function packed(slot)
   if message.count >= 0 then
     batch = maker:batch(message.epoch, positions_in(slot))
   else
-    batch = maker:block(message.epoch, message.number - 1)
+    batch = maker:block(maker, message.epoch, message.number - 1)
   end
   if not batch then return nil end
   return require "moonshard.data.packing".pack(batch, "DataLoader", "the batch")

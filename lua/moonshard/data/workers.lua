@@ -100,16 +100,16 @@ local function failed(text)
   errors.raise("%s", text)
 end
 
---- Batch k of an epoch, as maker:batch and maker:block return it. Asks for the batches after it.
----@param epoch integer  from 0
+--- Batch k of a walk, as maker:batch and maker:block return it. Asks for the batches after it.
+---@param walk table  with its epoch, from 0; batches that were asked for another walk are discarded
 ---@param k integer  from 1
 ---@param seed integer
 ---@param request fun(k: integer): integer[]|false|nil  the positions of a batch; false: a batch of a stream; nil: there is no such batch
 ---@return table?
-function Workers:batch(epoch, k, seed, request)
-  if self.epoch ~= epoch or self.next ~= k then
+function Workers:batch(walk, k, seed, request)
+  if self.walk ~= walk or self.next ~= k then
     drain(self)
-    self.epoch, self.asked, self.last = epoch, k - 1, nil
+    self.walk, self.asked, self.last = walk, k - 1, nil
   end
   self.next = nil                                          -- an error makes the next call ask again
   while not self.last and self.asked < k - 1 + #self.list * self.prefetch do
@@ -118,7 +118,7 @@ function Workers:batch(epoch, k, seed, request)
       self.last = self.asked
     else
       self.asked = self.asked + 1
-      ask(self, epoch, self.asked, seed, positions)
+      ask(self, walk.epoch, self.asked, seed, positions)
     end
   end
   if self.last and k > self.last then return nil end

@@ -267,14 +267,21 @@ function M.each(begin)
     if first == nil then
       loop.last = n
       step(loop, n)
+      n = nil
     end
     return first, ...
   end
   return function()
+    if not n then return nil end                          -- called again after its end
     n = step(loop, n)
     return values(begin())
   end, loop
 end
+
+--- Whether a loop of M.each still runs: its state, which M.each returned, is a local of a frame on the stack.
+---@param loop table
+---@return boolean
+function M.is_running(loop) return runs_on_stack(loop) == true end
 
 --- For the prompt and for specs: closes the step loops that a line or a test left open, with the scopes inside them.
 function M.close_all_left()
