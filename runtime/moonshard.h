@@ -111,14 +111,15 @@ typedef enum {
 } ms_memory_kind;
 
 typedef struct {
-    double allocated, peak_allocated, reserved, peak_reserved, live_tensors;
+    double allocated, peak_allocated, reserved, peak_reserved, peak_scratch, live_tensors;
     double parameters, gradients, optimizer, gathered;  // parts of `allocated`
 } ms_memory;
 
 // allocated: exact sum of the bytes that tensors requested; reserved: bytes taken from the system or driver, including
-// free blocks; live_tensors: number of tensors alive in the engine.
+// free blocks; live_tensors: number of tensors alive in the engine. peak_scratch: most bytes that the CPU's kernels used
+// while they ran, beyond tensors; unlike `allocated` it depends on the processor, its caches and the number of threads.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
-MS_API void ms_reset_peak_memory(int device);  // sets both peaks to the current values
+MS_API void ms_reset_peak_memory(int device);  // sets the peaks to the current values
 // The memory history. on 1: records each allocation from now on. 0: records no more allocations, but still notes when
 // the recorded ones are freed.
 MS_API void ms_memory_history(int on);

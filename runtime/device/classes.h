@@ -9,10 +9,11 @@
 enum {
     MS_POOL_UNIT = 64,        // alignment, and size of the smallest block
     MS_CLASSES = 8 + 8 * 32,  // up to 2^41 bytes
+    MS_SCRATCH = 15,          // the tag of a block of scratch memory
 };
 
 typedef struct {
-    size_t allocated, peak, reserved, peak_reserved;
+    size_t allocated, peak, reserved, peak_reserved, scratch, peak_scratch;
     size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: other memory is the rest of `allocated`
 } ms_usage;
 
@@ -31,6 +32,13 @@ static inline void ms__kinds_out(const size_t *kinds, ms_memory *out)
     out->gradients = (double)kinds[MS_MEMORY_GRADIENTS];
     out->optimizer = (double)kinds[MS_MEMORY_OPTIMIZER];
     out->gathered = (double)kinds[MS_MEMORY_GATHERED];
+}
+
+static inline void ms__add_scratch(ms_usage *u, ms_block *b)
+{
+    b->tag = MS_SCRATCH;
+    u->scratch += b->bytes;
+    if (u->scratch > u->peak_scratch) u->peak_scratch = u->scratch;
 }
 
 static inline void ms__add_reserved(ms_usage *u, size_t bytes)

@@ -33,6 +33,12 @@ static inline void ms__drop_allocated(ms_usage *u, ms_block *b)
 {
     u->allocated -= b->bytes;
     if (MS_LIKELY(b->tag == 0)) return;
+    if (b->tag == MS_SCRATCH) {
+        u->allocated += b->bytes;
+        u->scratch -= b->bytes;
+        b->tag = 0;
+        return;
+    }
     if (b->tag > 15) ms__history_drop(b);
     if (ms__kind_of(b)) u->kinds[ms__kind_of(b)] -= b->bytes;
     b->tag = 0;

@@ -302,6 +302,31 @@ static bool unpin(ms_block *b, int c)
     return false;
 }
 
+// Takes a block of the CPU's pool. Scratch memory is not pinned: a repetition of a captured step allocates its own.
+static inline ms_status take_block(ms_block **out, size_t bytes, const char *what, bool scratch)
+{
+    ms_block *b;
+    if (MS_UNLIKELY(ms__over_limit(pool.use.allocated + pool.use.scratch, bytes)))
+        return ms__pool_no_memory(MS_CPU, bytes, what, "limit of ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > (size_t)1 << 40))
+        return ms__pool_no_memory(MS_CPU, bytes, what, "more than the largest block, 1 TiB");
+    size_t size;
+    int c = ms__class_of(bytes, &size);
+    ms_pins *pins = scratch ? NULL : ms__pinning;
+    if (MS_UNLIKELY(pins != NULL) && (b = ms__pop(&pins->free[c]))) ms__drop_allocated(&pool.use, b);
+    else if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
+    else if (!(b = alloc_slow(c, size, false)))
+        return ms__pool_no_memory(MS_CPU, bytes, what, "more than the memory that this process may still use");
+    if (MS_UNLIKELY(pins != NULL)) pin(pins, b, bytes);
+    b->bytes = bytes;
+    b->device = MS_CPU;
+    MS_UNPOISON(b->data, bytes);
+    if (scratch) ms__add_scratch(&pool.use, b);
+    else ms__add_allocated(&pool.use, b, what);
+    *out = b;
+    return MS_OK;
+}
+
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
     ms_block *b;
@@ -320,24 +345,13 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
         *out = b;
         return MS_OK;
     }
-    if (MS_UNLIKELY(ms__over_limit(pool.use.allocated, bytes)))
-        return ms__pool_no_memory(device, bytes, what, "limit of ms_set_memory_limit");
-    if (MS_UNLIKELY(bytes > (size_t)1 << 40))
-        return ms__pool_no_memory(device, bytes, what, "more than the largest block, 1 TiB");
-    size_t size;
-    int c = ms__class_of(bytes, &size);
-    ms_pins *pins = ms__pinning;
-    if (MS_UNLIKELY(pins != NULL) && (b = ms__pop(&pins->free[c]))) ms__drop_allocated(&pool.use, b);
-    else if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
-    else if (!(b = alloc_slow(c, size, false)))
-        return ms__pool_no_memory(device, bytes, what, "more than the memory that this process may still use");
-    if (MS_UNLIKELY(pins != NULL)) pin(pins, b, bytes);
-    b->bytes = bytes;
-    b->device = device;
-    MS_UNPOISON(b->data, bytes);
-    ms__add_allocated(&pool.use, b, what);
-    *out = b;
-    return MS_OK;
+    return take_block(out, bytes, what, false);
+}
+
+ms_status ms__alloc_scratch(ms_block **out, size_t bytes, const char *what)
+{
+    if (bytes == 0 || pool.fail_in) return ms__alloc(out, MS_CPU, bytes, what);  // ms_fail_allocation counts it, too
+    return take_block(out, bytes, what, true);
 }
 
 void ms__free(ms_block *b)
@@ -422,6 +436,7 @@ void ms__pool_stats(int device, ms_memory *out)
     out->peak_allocated = (double)u->peak;
     out->reserved = (double)u->reserved;
     out->peak_reserved = (double)u->peak_reserved;
+    out->peak_scratch = (double)u->peak_scratch;
     ms__kinds_out(u->kinds, out);
 }
 
@@ -456,6 +471,7 @@ void ms_reset_peak_memory(int device)
     if (!u) return;
     u->peak = u->allocated;
     u->peak_reserved = u->reserved;
+    u->peak_scratch = u->scratch;
     ms__history_restart(device, u);
 }
 

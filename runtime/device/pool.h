@@ -5,7 +5,8 @@
 // place.
 //
 // The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks, `kinds` their sums by what
-// the blocks hold.
+// the blocks hold. Scratch memory, which a kernel uses while it runs, is counted apart: it depends on the processor,
+// its caches and the number of threads; `allocated` and its peak do not.
 #ifndef MS_POOL_H
 #define MS_POOL_H
 
@@ -38,6 +39,8 @@ typedef struct ms_block {
 
 // Allocates a block of `bytes` bytes. On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
+// Allocates scratch memory of a kernel of the CPU, which the kernel frees before it returns.
+ms_status ms__alloc_scratch(ms_block **out, size_t bytes, const char *what);
 void ms__free(ms_block *b);
 static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }
 void ms__set_kind(ms_block *b, ms_memory_kind kind);  // records what b holds; a new block is MS_MEMORY_OTHER

@@ -13,7 +13,7 @@ local function read(t)
   return buffer
 end
 
---- The bytes that fn allocates at most beyond those held before, and its results.
+--- The bytes that fn allocates at most beyond those held before, with its kernels' scratch memory, and its results.
 local function peak(fn)
   local m = ffi.new "ms_memory[1]"
   lib.ms_reset_peak_memory(0)
@@ -21,7 +21,7 @@ local function peak(fn)
   local before = m[0].allocated
   local result = fn()
   lib.ms_memory_stats(0, m)
-  return m[0].peak_allocated - before, result
+  return m[0].peak_allocated - before + m[0].peak_scratch, result
 end
 
 local TOLERANCE = { float32 = 2e-6, float64 = 1e-14, bfloat16 = 2 ^ -8, float16 = 2 ^ -11 }

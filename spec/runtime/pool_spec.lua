@@ -3,6 +3,7 @@
 local ms = require "moonshard"
 local lib = require "moonshard.core.ffi".lib
 local collected = require "spec.support.collected"
+local process = require "spec.support.process"
 
 describe("the allocator", function()
   local function allocated() return ms.memory_stats("cpu").allocated end
@@ -84,6 +85,30 @@ describe("the allocator", function()
     assert.are.equal(before + 400000, ms.memory_stats("cpu").peak_allocated)
     ms.reset_peak_memory_stats("cpu")
     assert.are.equal(before, ms.memory_stats("cpu").peak_allocated)
+  end)
+
+  it("counts the memory that operators use while they run apart, so the peak does not depend on the processor or threads", function()
+    local function peaks(env)
+      local job = process.script([[
+        local ms = require "moonshard"
+        local nn = ms.nn
+        ms.reset_peak_memory_stats()
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+          local net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 30 * 30, 300)):to(dtype)
+          net(ms.rand(8, 4, 32, 32, { dtype = dtype })):pow(2):mean():backward()
+          local q = ms.rand(2, 4, 150, 32, { dtype = dtype, requires_grad = true })
+          nn.F.scaled_dot_product_attention(q, q, q):sum():backward()
+        end
+        local m = ms.memory_stats()
+        assert(m.peak_scratch > 0)
+        print(m.peak_allocated)]], env)
+      assert.are.equal(0, job.code, job.stderr)
+      return job.stdout
+    end
+    local reference = peaks { OMP_NUM_THREADS = "1" }
+    for _, env in ipairs { { OMP_NUM_THREADS = "3" }, { OMP_NUM_THREADS = "2", MOONSHARD_ISA = "v1" }, { MOONSHARD_ISA = "v3" } } do
+      assert.are.equal(reference, peaks(env))
+    end
   end)
 
   it("refuses allocations beyond a limit, names the operator and the sizes, and continues", function()

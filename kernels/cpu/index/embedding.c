@@ -24,7 +24,7 @@ static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **he
     MS_TRY(ms__contiguous(held, t));
     const int64_t *ids = ms__data(*held);
     if (t->dtype == MS_I32) {
-        MS_TRY(ms__alloc(block, MS_CPU, (size_t)t->numel * sizeof(int64_t), c->op->name));
+        MS_TRY(ms__alloc_scratch(block, (size_t)t->numel * sizeof(int64_t), c->op->name));
         int64_t *wide = (*block)->data;
         for (int64_t k = 0; k < t->numel; k++) wide[k] = ((const int32_t *)ms__data(*held))[k];
         ids = wide;
@@ -133,7 +133,7 @@ ms_status ms__cpu_embedding_backward(ms_call *c)
     };
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = read_ids(c, ids, t.rows, &held, &block, &t.ids);
-    if (st == MS_OK) st = ms__alloc(&sorted, MS_CPU, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);
+    if (st == MS_OK) st = ms__alloc_scratch(&sorted, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);
     if (st == MS_OK && out->numel) {
         // start[row + 1] is where the row's next entry goes during the sort, and the row's end afterwards.
         int64_t *start = sorted->data, *order = start + t.rows + 2;

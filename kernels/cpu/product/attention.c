@@ -141,7 +141,7 @@ ms_status ms__cpu_attention(ms_call *c)
     w.room_bytes = (size_t)(w.d * w.keys + w.tk * w.wide + 2 * ROWS * w.wide + ROWS * CHUNK + CHUNK) *
                    (w.q.dtype == MS_F64 ? 8 : 4);
     w.room_bytes = (w.room_bytes + 63) / 64 * 64;
-    MS_TRY(ms__alloc(&room, MS_CPU, w.room_bytes * (size_t)ms_num_threads(), "attention"));
+    MS_TRY(ms__alloc_scratch(&room, w.room_bytes * (size_t)ms_num_threads(), "attention"));
     w.room = room->data;
     run_heads(&w, forward_head);
     ms__free(room);
@@ -180,7 +180,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
     if (dmask) w.dmask = ms__data(dmask);
     w.room_bytes = (size_t)(2 * w.d * w.keys + 3 * w.tk * w.wide + 3 * ROWS * w.wide + 2 * ROWS * CHUNK + CHUNK) * size;
     w.room_bytes = (w.room_bytes + 63) / 64 * 64;
-    if (st == MS_OK) st = ms__alloc(&room, MS_CPU, w.room_bytes * (size_t)ms_num_threads(), "attention_backward");
+    if (st == MS_OK) st = ms__alloc_scratch(&room, w.room_bytes * (size_t)ms_num_threads(), "attention_backward");
     if (st == MS_OK) {
         w.room = room->data;
         run_heads(&w, backward_head);

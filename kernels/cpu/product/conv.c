@@ -211,8 +211,8 @@ static char *gather(job *j, const ms_tensor *t, void *room)
 static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64_t more)
 {
     size_t wide = (size_t)(j->at_once * j->L) * j->size;
-    if (more || !in_place(j)) MS_TRY(ms__alloc(cols, MS_CPU, (size_t)(j->K + more) * wide, j->what));
-    return j->at_once > 1 ? ms__alloc(rows, MS_CPU, (size_t)j->M * wide, j->what) : MS_OK;
+    if (more || !in_place(j)) MS_TRY(ms__alloc_scratch(cols, (size_t)(j->K + more) * wide, j->what));
+    return j->at_once > 1 ? ms__alloc_scratch(rows, (size_t)j->M * wide, j->what) : MS_OK;
 }
 
 // Describes a convolution to oneDNN. `result` says which of x (image), w (weight) and y (output) is computed.
@@ -262,7 +262,7 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
     ms_status st = ms__conv_onednn(&whole, &done);
     if (st != MS_OK || done) return st;
     st = make_room(j, &room, &rows, b != NULL);
-    if (st == MS_OK && b) st = ms__alloc(&wide, MS_CPU, (size_t)(j->v.out * K) * j->size, j->what);
+    if (st == MS_OK && b) st = ms__alloc_scratch(&wide, (size_t)(j->v.out * K) * j->size, j->what);
     if (st == MS_OK && b) widen(j, wide->data, w, b);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
         ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->columns, K);
@@ -294,7 +294,7 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
     ms_status st = ms__conv_onednn(&whole, &done);
     if (st != MS_OK || done) return st;
     st = make_room(j, &room, &rows, 0);
-    if (st == MS_OK && j->v.n > j->at_once) st = ms__alloc(&part, MS_CPU, (size_t)(j->M * j->K) * j->size, j->what);
+    if (st == MS_OK && j->v.n > j->at_once) st = ms__alloc_scratch(&part, (size_t)(j->M * j->K) * j->size, j->what);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
         char *sum = element(j, dw, j->group * j->M * j->K);
         ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->K, j->columns);

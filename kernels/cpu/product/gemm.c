@@ -526,7 +526,7 @@ static ms_status large(const ms_gemm *g)
         s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
     }
     ms_block *scratch;
-    MS_TRY(ms__alloc(&scratch, MS_CPU, a_bytes + b_bytes + s_bytes, g->what));
+    MS_TRY(ms__alloc_scratch(&scratch, a_bytes + b_bytes + s_bytes, g->what));
     w.b = scratch->data;
     w.a = w.b + b_bytes;
     w.sums = s_bytes ? (float *)(w.a + a_bytes) : NULL;

@@ -155,7 +155,7 @@ ms_status ms__gemm_onednn(const ms_gemm *g)
     int n = 0;
     MS_TRY(find(&e, g));
     e->last_use = ++uses;
-    if (e->scratch_bytes) MS_TRY(ms__alloc(&scratch, MS_CPU, e->scratch_bytes, g->what));
+    if (e->scratch_bytes) MS_TRY(ms__alloc_scratch(&scratch, e->scratch_bytes, g->what));
     struct {
         dnnl_memory_t memory;
         const void *data;

@@ -446,7 +446,7 @@ static ms_status make_room(plan *p, ms_block **out)
     at[4] = at[3] + (p->c->result == W && p->blocks > 1 ? p->bytes[W] * (size_t)(p->parts * p->at_once) : 0);
     p->slots = p->parts * p->at_once < ms_num_threads() ? p->parts * p->at_once : ms_num_threads();
     at[5] = at[4] + p->scratch_bytes * (size_t)p->slots;
-    MS_TRY(ms__alloc(out, MS_CPU, at[5], p->c->what));
+    MS_TRY(ms__alloc_scratch(out, at[5], p->c->what));
     char *data = (*out)->data;
     for (int k = 0; k < 3; k++) p->room[k] = data + at[k];
     p->sums = data + at[3];

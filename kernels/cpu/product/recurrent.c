@@ -133,7 +133,7 @@ static void *alloc_room(pass *w, ms_block **block, int64_t n, const char *what, 
     int64_t size = w->dtype == MS_F64 ? 8 : 4, a = w->packed ? packed_numbers(&w->panels) : 0,
             b = w->project ? packed_numbers(&w->projection) : 0;
     w->room_bytes = (size_t)((4 * MOST_ROWS + 4) * w->panels.wide * size);
-    if ((*st = ms__alloc(block, MS_CPU, (size_t)((a + b + n) * size) + w->room_bytes * (size_t)ms_num_threads(), what)))
+    if ((*st = ms__alloc_scratch(block, (size_t)((a + b + n) * size) + w->room_bytes * (size_t)ms_num_threads(), what)))
         return NULL;
     w->room = (*block)->data;
     w->panels.data = w->room + w->room_bytes * (size_t)ms_num_threads();

@@ -139,7 +139,7 @@ static void sizes(bn *p, const ms_tensor *x)
 static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const char *what)
 {
     int64_t parts = p->s == 1 ? 2 * p->c * blocks_of(p) : 0;
-    MS_TRY(ms__alloc(room, MS_CPU, (size_t)((by_channel_arrays + 4) * p->c + parts) * sizeof(double), what));
+    MS_TRY(ms__alloc_scratch(room, (size_t)((by_channel_arrays + 4) * p->c + parts) * sizeof(double), what));
     double *at = (*room)->data;
     p->coefficients = at + by_channel_arrays * p->c;
     p->parts = at + (by_channel_arrays + 4) * p->c;

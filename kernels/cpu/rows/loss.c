@@ -89,7 +89,7 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     if (w) MS_TRY(ms__contiguous(&h->w, w));
     q->ids = ms__data(h->ids);
     if (ids->dtype == MS_I32) {
-        MS_TRY(ms__alloc(&h->wide, MS_CPU, (size_t)rows * sizeof(int64_t), c->op->name));
+        MS_TRY(ms__alloc_scratch(&h->wide, (size_t)rows * sizeof(int64_t), c->op->name));
         for (int64_t r = 0; r < rows; r++) ((int64_t *)h->wide->data)[r] = ((const int32_t *)ms__data(h->ids))[r];
         q->ids = h->wide->data;
     }
@@ -100,7 +100,7 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     q->x = ms__data(h->x);
     q->w = h->w ? ms__data(h->w) : NULL;
     q->room_bytes = (size_t)(3 * q->n) * size;
-    MS_TRY(ms__alloc(&h->room, MS_CPU, q->room_bytes * (size_t)ms_num_threads() + (size_t)rows * size, c->op->name));
+    MS_TRY(ms__alloc_scratch(&h->room, q->room_bytes * (size_t)ms_num_threads() + (size_t)rows * size, c->op->name));
     q->room = h->room->data;
     q->losses = q->room + q->room_bytes * (size_t)ms_num_threads();
     return MS_OK;
@@ -328,7 +328,7 @@ ms_status ms__cpu_mse_loss(ms_call *c)
     ms_status st = ms__contiguous(&a, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[1]);
     if (st == MS_OK && blocks > MS_COUNT(small))
-        st = ms__alloc(&room, MS_CPU, (size_t)blocks * sizeof(double), "mse_loss");
+        st = ms__alloc_scratch(&room, (size_t)blocks * sizeof(double), "mse_loss");
     if (st == MS_OK) {
         q.a = ms__data(a);
         q.b = ms__data(b);

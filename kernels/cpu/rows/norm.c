@@ -42,7 +42,7 @@ static ms_status room_for(ms_block **b, char **room, void *small, size_t each, s
     *b = NULL;
     *room = small;
     if (bytes <= SMALL_ROOM) return MS_OK;
-    MS_TRY(ms__alloc(b, MS_CPU, bytes, what));
+    MS_TRY(ms__alloc_scratch(b, bytes, what));
     *room = (*b)->data;
     return MS_OK;
 }

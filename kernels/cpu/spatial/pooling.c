@@ -63,7 +63,7 @@ static ms_status forward(ms_call *c, bool largest)
     pool_job j = { .p = ms__pooling_of(1, c->in[0]->shape + o->ndim - dims, c->i), .dtype = dtype };
     j.p.planes = o->numel / j.p.out;
     int64_t row = j.p.w[2].out;
-    if (!st && largest) st = ms__alloc(&room, MS_CPU, (size_t)(row * ms_num_threads()) * sizeof *j.room, c->op->name);
+    if (!st && largest) st = ms__alloc_scratch(&room, (size_t)(row * ms_num_threads()) * sizeof *j.room, c->op->name);
     if (!st) {
         j.x = ms__data(x), j.y = ms__data(y), j.room = room ? room->data : NULL;
         j.at = largest ? ms__data(c->out[1]) : NULL;
@@ -88,7 +88,7 @@ static ms_status backward(ms_call *c, bool largest)
     pool_job j = { .p = ms__pooling_of(1, o->shape + o->ndim - dims, c->i), .dtype = dtype };
     j.p.planes = o->numel / j.p.in;
     if (!st && !largest)
-        st = ms__alloc(&room, MS_CPU, (size_t)(j.p.w[2].out * ms_num_threads() + 1) * sizeof(double), c->op->name);
+        st = ms__alloc_scratch(&room, (size_t)(j.p.w[2].out * ms_num_threads() + 1) * sizeof(double), c->op->name);
     if (!st) {
         j.x = ms__data(g), j.y = ms__data(dx), j.at = at ? ms__data(at) : NULL, j.room = room ? room->data : NULL;
         run_tasks(&j, j.p.planes, j.p.in + j.p.out * (largest ? 1 : window_size(&j.p)),

@@ -33,7 +33,7 @@ static ms_status resample(ms_call *c, bool back)
     for (int k = 0; k < n && !st; k++) {
         ms_block *next = NULL;
         size_t bytes = (size_t)(pass[k].outer * pass[k].to * pass[k].inner * ms__dtype_size(dtype));
-        if (k < n - 1) st = ms__alloc(&next, MS_CPU, bytes, c->op->name);
+        if (k < n - 1) st = ms__alloc_scratch(&next, bytes, c->op->name);
         void *to = next ? next->data : ms__data(y);
         if (!st && dtype == MS_F64) st = pass_f64(c, &pass[k], back, from, to);
         else if (!st) st = pass_f32(c, &pass[k], back, from, to);

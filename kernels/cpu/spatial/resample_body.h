@@ -99,7 +99,7 @@ static ms_status R(pass)(ms_call *c, const ms_resample_pass *p, bool back, const
     ms_block *room;
     for (int64_t o = 0; o < a->out; o++) entries += R(ms_taps_of)(a, o).count;
     size_t bytes = (size_t)(p->to + 1 + entries) * sizeof(int64_t) + (size_t)entries * sizeof(REAL);
-    MS_TRY(ms__alloc(&room, MS_CPU, bytes, c->op->name));
+    MS_TRY(ms__alloc_scratch(&room, bytes, c->op->name));
     int64_t *start = room->data;
     R(job) j = { p, { start, start + p->to + 1, (REAL *)(start + p->to + 1 + entries) }, x, y };
     R(fill)(a, j.t, back);
