@@ -23,11 +23,21 @@ extern char **environ;
 ]]
 local C = ffi.C
 
+-- Whether the engine uses fused multiply-adds: not at MOONSHARD_ISA = v1 or v2, nor on a processor that lacks them.
+local function has_fma()
+  local isa = os.getenv "MOONSHARD_ISA"
+  if isa == "v1" or isa == "v2" then return false end
+  local f = io.open "/proc/cpuinfo"
+  local flags = f and f:read "*a":match "\nflags%s*:([^\n]*)"
+  if f then f:close() end
+  return not flags or flags:find " fma" ~= nil
+end
+
 local process = {
   SIGINT = 2, SIGKILL = 9, SIGTERM = 15,
   -- Factor for every time limit in the specs. scripts/test sets it under sanitizers and valgrind, which slow everything
-  -- down.
-  patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
+  -- down. Without fused multiply-adds the engine computes them in software, many times slower.
+  patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or has_fma() and 1 or 8,
   -- "sanitize", "tsan" or "valgrind" if scripts/test runs the specs under one of these, whose own data count as
   -- resident memory.
   tool = os.getenv "MOONSHARD_TOOL",
