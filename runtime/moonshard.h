@@ -116,8 +116,9 @@ typedef struct {
 } ms_memory;
 
 // allocated: exact sum of the bytes that tensors requested; reserved: bytes taken from the system or driver, including
-// free blocks; live_tensors: number of tensors alive in the engine. peak_scratch: most bytes that the CPU's kernels used
-// while they ran, beyond tensors; unlike `allocated` it depends on the processor, its caches and the number of threads.
+// free blocks; live_tensors: number of tensors alive in the engine. peak_scratch: most bytes that the CPU's kernels
+// used while they ran, beyond tensors; unlike `allocated` it depends on the processor, its caches and the number of
+// threads.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
 MS_API void ms_reset_peak_memory(int device);  // sets the peaks to the current values
 // The memory history. on 1: records each allocation from now on. 0: records no more allocations, but still notes when
