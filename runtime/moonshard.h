@@ -740,7 +740,11 @@ enum {
     MS_DIST_SCATTER,
     MS_DIST_ALL_TO_ALL,
     MS_DIST_SEND,
-    MS_DIST_RECV
+    MS_DIST_RECV,
+    // Three of these under PyTorch's names, which messages use.
+    MS_DIST_ALL_GATHER_INTO_TENSOR,
+    MS_DIST_REDUCE_SCATTER_TENSOR,
+    MS_DIST_ALL_TO_ALL_SINGLE
 };
 enum { MS_DIST_SUM, MS_DIST_AVG, MS_DIST_MAX, MS_DIST_MIN, MS_DIST_PROD };
 

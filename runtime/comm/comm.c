@@ -348,15 +348,16 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     if (work) *work = NULL;
     ms__stream_reap();
     if (MS_UNLIKELY(ms__capturing != NULL)) {
-        status = ms__capture_refuse("%s: this collective cannot be captured", ROW(c->op)->name);
+        status = ms__capture_refuse("%s: this collective cannot be captured", ms__request_name(&c->fingerprint));
         goto drop;
     }
     if (g->freed) {
-        status = ms__fail(MS_EINVAL, "%s: this group was freed by dist.free_group", ROW(c->op)->name);
+        status = ms__fail(MS_EINVAL, "%s: this group was freed by dist.free_group", ms__request_name(&c->fingerprint));
         goto drop;
     }
     if (g->me < 0) {
-        status = ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ROW(c->op)->name, ms__world.rank);
+        status = ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", ms__request_name(&c->fingerprint),
+                          ms__world.rank);
         goto drop;
     }
     if (g->n == 1) {
@@ -369,7 +370,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (ms__comm_stopped()) {
-        status = ms__fail(MS_ESTATE, "%s: dist.finalize has already been called", ROW(c->op)->name);
+        status = ms__fail(MS_ESTATE, "%s: dist.finalize has already been called", ms__request_name(&c->fingerprint));
         goto drop;
     }
     if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;

@@ -73,8 +73,10 @@ static ms_status abandoned(ms_coll *c, int rank)
 {
     if (ms__comm_error_since(c->epoch)) return ms__comm_raise(c);
     atomic_store(&c->raised, true);
-    if (rank >= 0) return ms__fail(MS_ECOMM, "%s: rank %d left this collective after an error", ROW(c->op)->name, rank);
-    return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
+    if (rank >= 0)
+        return ms__fail(MS_ECOMM, "%s: rank %d left this collective after an error", ms__request_name(&c->fingerprint),
+                        rank);
+    return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ms__request_name(&c->fingerprint));
 }
 
 int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line)
@@ -179,7 +181,7 @@ static ms_status resume(ms_waiter *w, const places *r)
     return ms__fail(MS_ECOMM,
                     "%s: " LATER "%d is at a later call, so this call fails, too; calls fail until all "
                     "ranks are at the same call; " CAUSE "%s",
-                    ROW(c->op)->name, g->ranks[r->ahead], cause);
+                    ms__request_name(&c->fingerprint), g->ranks[r->ahead], cause);
 }
 
 // Whether some member's call can be neither repeated nor matched by its place in the script.
@@ -200,7 +202,7 @@ static ms_status ask(ms_waiter *w)
     c->asking = true;
     c->again = c->fingerprint.resumed.here != 0;
     return ms__fail(MS_ECOMM, "%s: a peer continues after an error that this rank has not raised yet",
-                    ROW(c->op)->name);
+                    ms__request_name(&c->fingerprint));
 }
 
 static void pause_for(double seconds)

@@ -79,6 +79,7 @@ typedef struct {
     uint32_t model;                    // distinguishes models whose units have equal names
     char part_of[PART_OF];             // description of the part
     uint8_t native;                    // moved between GPUs by the transport's library; used in messages
+    uint8_t alias;                     // index in ms__coll_aliases; used in messages
     uint8_t shaped;                    // number of dimensions + 1 of the script's tensor; 0: no shape
     uint32_t shape[MS_MAX_DIMS];       // used in messages
 } ms_fingerprint;
@@ -439,6 +440,15 @@ typedef struct {
 } ms_coll_row;
 extern const ms_coll_row ms__coll_rows[OPS];
 #define ROW(op) (&ms__coll_rows[op])
+
+// Other names of operations, by the MS_DIST_* of the name less MS_DIST_RECV; 0: none.
+enum { ALIASES = MS_DIST_ALL_TO_ALL_SINGLE - MS_DIST_RECV + 1 };
+typedef struct {
+    int op;
+    const char *name;
+} ms_coll_alias;
+extern const ms_coll_alias ms__coll_aliases[ALIASES];
+const char *ms__request_name(const ms_fingerprint *p);  // as which the script called it
 static inline bool reduces(int op) { return ROW(op)->kind & REDUCES; }
 static inline bool on_side(ms_side side, int member, int root)
 {

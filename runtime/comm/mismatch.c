@@ -8,7 +8,7 @@ static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
 {
-    snprintf(out, n, "%s", p->op < OPS ? ROW(p->op)->name : "?");
+    snprintf(out, n, "%s", ms__request_name(p));
     if (p->op != OP_BARRIER) ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
     if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
     if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);

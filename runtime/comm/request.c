@@ -24,6 +24,18 @@ const ms_coll_row ms__coll_rows[OPS] = {
     [OP_REFUSED] = { "refused", IN_PAYLOAD, NO_RANK, NO_RANK, MS_STREAM_COMPUTE },
 };
 
+const ms_coll_alias ms__coll_aliases[ALIASES] = {
+    [MS_DIST_ALL_GATHER_INTO_TENSOR - MS_DIST_RECV] = { OP_ALL_GATHER, "all_gather_into_tensor" },
+    [MS_DIST_REDUCE_SCATTER_TENSOR - MS_DIST_RECV] = { OP_REDUCE_SCATTER, "reduce_scatter_tensor" },
+    [MS_DIST_ALL_TO_ALL_SINGLE - MS_DIST_RECV] = { OP_ALL_TO_ALL, "all_to_all_single" },
+};
+
+const char *ms__request_name(const ms_fingerprint *p)
+{
+    if (p->alias) return ms__coll_aliases[p->alias].name;
+    return p->op < OPS ? ROW(p->op)->name : "?";
+}
+
 int ms__coll_root(const ms_group *g, int op, int root)
 {
     if (op == OP_SEND_RECV) return 0;
@@ -64,6 +76,7 @@ static void label(ms_coll *c, const ms_label *l)
         p->model = l->model;
     }
     p->text_only = l->text_only;
+    p->alias = (uint8_t)l->alias;
     p->part = l->part;
     if (MS_UNLIKELY(l->part)) snprintf(p->part_of, PART_OF, "%s", l->part_of);
     p->step = ms__world.step;

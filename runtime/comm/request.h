@@ -44,6 +44,7 @@ typedef struct {
     bool text_only;       // do not compare unit and model
     uint64_t part;        // hash of the part of the unit that is communicated; 0: the whole unit
     const char *part_of;  // description of that part
+    int alias;            // index in ms__coll_aliases
 } ms_label;
 
 // Fields that an operation does not use are 0.

@@ -161,10 +161,15 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (work) *work = NULL;
     ms_group *g = ms__group_by_id(d->group);
     if (!g) return MS_EINVAL;
-    if (d->op < 0 || d->op > MS_DIST_RECV)
-        return ms__fail(MS_EINVAL, "dist: collective is %d, expected MS_DIST_BARRIER to MS_DIST_RECV", d->op);
+    if (d->op < 0 || d->op > MS_DIST_ALL_TO_ALL_SINGLE)
+        return ms__fail(MS_EINVAL, "dist: collective is %d, expected MS_DIST_BARRIER to MS_DIST_ALL_TO_ALL_SINGLE",
+                        d->op);
     bool p2p = d->op == MS_DIST_SEND || d->op == MS_DIST_RECV;
-    const char *name = d->op == MS_DIST_SEND ? "send" : d->op == MS_DIST_RECV ? "recv" : ROW(d->op)->name;
+    int alias = d->op > MS_DIST_RECV ? d->op - MS_DIST_RECV : 0, op = alias ? ms__coll_aliases[alias].op : d->op;
+    const char *name = d->op == MS_DIST_SEND   ? "send"
+                       : d->op == MS_DIST_RECV ? "recv"
+                       : alias                 ? ms__coll_aliases[alias].name
+                                               : ROW(op)->name;
     if (g->me < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", name, ms__world.rank);
     if (p2p) {
         if (d->root < 0 || d->root >= ms__world.size)
@@ -176,11 +181,11 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
             return MS_ENOMEM;
     }
     ms_request r = { .group = g,
-                     .op = p2p ? OP_SEND_RECV : d->op,
+                     .op = p2p ? OP_SEND_RECV : op,
                      .reduction = (ms_reduction)d->reduction,
                      .root = d->root,
                      .by_script = true,
-                     .label = { .site = d->site } };
+                     .label = { .site = d->site, .alias = alias } };
     // Sends have their own stream: a receive does not wait until the peer has received this rank's earlier send. Unless
     // it is a send or receive, the first call after an error is complete on return, because it may fail or wait for a
     // peer's next call.

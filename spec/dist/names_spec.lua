@@ -24,6 +24,40 @@ for world = 1, 4 do
       assert.matches("freed", message(function() dist.barrier(group) end))
     end)
 
+    -- name, PyTorch's name, sizes of out and in for blocks of n elements
+    for _, case in ipairs { { "all_gather", "all_gather_into_tensor", world, 1 },
+      { "reduce_scatter", "reduce_scatter_tensor", 1, world }, { "all_to_all", "all_to_all_single", world, world } } do
+      local plain, name, outs, ins = unpack(case)
+      it(name .. " stands in errors and mismatches, and matches " .. plain, function(rank)
+        local ms = require "moonshard"
+        local dist = ms.dist
+        local function call(who, n) return dist[who](ms.zeros(outs * n), ms.ones(ins * n)) end
+        for text, fn in pairs {
+          [": out is nil, expected a tensor"] = function() dist[name](nil, ms.ones(ins)) end,
+          [": the input is a number (3), expected a tensor"] = function() dist[name](ms.ones(outs), 3) end,
+          [": unknown option 'grop'; did you mean 'group'?"] = function() dist[name](ms.ones(outs), ms.ones(ins), { grop = 1 }) end,
+          [": dtypes differ: out is int64"] = function() dist[name](ms.ones(outs, { dtype = "int64" }), ms.ones(ins)) end,
+          [": out is float32 [" .. 3 * outs + 1 .. "] cpu"] = function() dist[name](ms.ones(3 * outs + 1), ms.ones(3 * ins)) end,
+        } do
+          local why = message(fn)
+          assert.equal(name .. ": ", why:match "^[%w_]+: ", why)
+          assert.truthy(why:find(text, 1, true), why)
+          dist.barrier()
+        end
+        if world > 1 then
+          local why = message(function()
+            if rank == 0 then call(name, 2) else dist.all_reduce(ms.ones(2)) end
+          end)
+          assert.matches("rank 0: " .. name .. " of %d+ float32", why)
+          why = message(function() call(name, rank == 0 and 2 or 3) end)
+          assert.matches("rank 0: " .. name .. " of %d+ float32", why)
+          assert.is_nil(why:find(plain .. " of", 1, true))
+        end
+        call(rank == 0 and name or plain, 2)            -- the two names are one collective
+        dist[name](ms.zeros(outs), ms.ones(ins), { async = true }):wait()
+      end)
+    end
+
     it("fill a list from one rank's", function(rank)
       local dist = require "moonshard.dist"
       local list = rank == world - 1 and { "a", { n = 2 }, false } or { 1, 2, 3, 4 }

@@ -436,8 +436,7 @@ end
 
 -- Makes dist[name] run once per inner tensor if its first argument is an instance of a tensor class; then a second
 -- tensor must be one, too.
-for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send",
-  "recv" } do
+local function run_by_inner(name)
   local plain_call = dist[name]
   local function call_by_inner(a, b, c)
     local parts, others = is_tensor(a) and tensor.inner(a), is_tensor(b) and tensor.inner(b)
@@ -451,6 +450,10 @@ for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast
     return works[1] and works or nil
   end
   opts.original[call_by_inner], dist[name] = plain_call, call_by_inner
+end
+for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send",
+  "recv" } do
+  run_by_inner(name)
 end
 
 for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
@@ -536,7 +539,14 @@ dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_
   mesh.mesh_from_group, mesh.is_mesh
 
 require "moonshard.dist.objects"(dist)
-require "moonshard.dist.names"(dist)
+require "moonshard.dist.names"(dist, function(name, op, has_op)
+  local function call_named(out, input, given)
+    return (run(name, op, has_op and with_op or plain, given, tensor_id(name, "out", out), tensor_id(name, "the input", input)))
+  end
+  dist[name] = call_named
+  run_by_inner(name)
+  return calls.one(dist[name])
+end)
 require "moonshard.dist.coalesced"(dist)
 
 setmetatable(dist, {

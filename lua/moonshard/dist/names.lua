@@ -1,10 +1,17 @@
 -- SPDX-License-Identifier: MIT
 --- dist: PyTorch's other names of functions that dist has, and functions that are one or two calls of these.
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
--- Adds the functions to the module `dist`.
-return function(dist)
+-- Adds the functions to the module `dist`. collective(name, op, has_op): the function that runs the engine's collective
+-- `op` with two tensors; messages use the name.
+return function(dist, collective)
+  local C = engine.ffi.C
+  local all_gather = collective("all_gather_into_tensor", C.MS_DIST_ALL_GATHER_INTO_TENSOR)
+  local reduce_scatter = collective("reduce_scatter_tensor", C.MS_DIST_REDUCE_SCATTER_TENSOR, true)
+  local all_to_all = collective("all_to_all_single", C.MS_DIST_ALL_TO_ALL_SINGLE)
+
   --- Whether collectives can be used: always, since they are part of the library.
   ---@return boolean
   function dist.is_available() return true end
@@ -25,21 +32,21 @@ return function(dist)
   ---@param input Tensor  of the same size on every rank
   ---@param given? { group: Group, async: boolean }
   ---@return Work?  only with async
-  function dist.all_gather_into_tensor(out, input, given) return dist.all_gather(out, input, given) end
+  function dist.all_gather_into_tensor(out, input, given) return all_gather(out, input, given) end
 
   --- dist.reduce_scatter by PyTorch's name.
   ---@param out Tensor  as many elements as a block, of input's dtype
   ---@param input Tensor  of the same shape on every rank
   ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
   ---@return Work?  only with async
-  function dist.reduce_scatter_tensor(out, input, given) return dist.reduce_scatter(out, input, given) end
+  function dist.reduce_scatter_tensor(out, input, given) return reduce_scatter(out, input, given) end
 
   --- dist.all_to_all by PyTorch's name.
   ---@param out Tensor  of input's shape and dtype
   ---@param input Tensor  a block along dimension 1 for each rank
   ---@param given? { group: Group, async: boolean }
   ---@return Work?  only with async
-  function dist.all_to_all_single(out, input, given) return dist.all_to_all(out, input, given) end
+  function dist.all_to_all_single(out, input, given) return all_to_all(out, input, given) end
 
   --- dist.send with async: returns at once.
   ---@param t Tensor  any shape; read in place, so it must not change before the work is complete
