@@ -161,6 +161,12 @@ static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t
     return MS_OK;
 }
 
+// Other programs, or damage, may have stored other bytes than 0 and 1, which kernels would add up.
+static void fix_bools(const ms_st_entry *e, char *data, uint64_t bytes)
+{
+    for (uint64_t k = 0; e->dtype == MS_BOOL && k < bytes; k++) data[k] = data[k] != 0;
+}
+
 // ---- many ranges at once ------------------------------------------------------------------------
 
 ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at)
@@ -294,6 +300,8 @@ ms_status ms_loader_fetch(ms_loader *l, char *whole)
         const want *w = &l->wants[k];
         st = get(l, &l->h.entries[w->entry], w->from, w->bytes, w->to);
     }
+    for (int k = 0; k < l->n_wants && !st; k++)
+        fix_bools(&l->h.entries[l->wants[k].entry], l->wants[k].to, l->wants[k].bytes);
     drop_wants(l);
     return st;
 }
@@ -356,9 +364,11 @@ ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
     if (e->ndim) shape[0] = (int64_t)count;
     ms_tensor *t;
     if (ms__tensor_new(&t, e->dtype, MS_CPU, e->ndim, shape, "load")) return 0;
-    if (get(l, e, row_bytes * (uint64_t)first, row_bytes * (uint64_t)count, t->storage->data)) {
+    uint64_t bytes = row_bytes * (uint64_t)count;
+    if (get(l, e, row_bytes * (uint64_t)first, bytes, t->storage->data)) {
         ms__release(t);
         return 0;
     }
+    fix_bools(e, t->storage->data, bytes);
     return ms__name(t);
 }

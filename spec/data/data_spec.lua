@@ -69,6 +69,14 @@ describe("a corpus", function()
     os.remove(folder .. "/link")
   end)
 
+  it("refuses text in UTF-16 and UTF-32", function()
+    for encoding, mark in pairs { ["UTF-16"] = "\255\254", ["UTF-32"] = "\255\254\0\0" } do
+      write("a", mark .. ("a\0"):rep(20))
+      assert.error_matches(function() ms.data.corpus(folder) end, ("corpus: '.*/a' is text in %s, expected UTF%%-8"):format(
+        encoding:gsub("%-", "%%-")))
+    end
+  end)
+
   it("keeps the last tenth of each file for validation", function()
     write("a", ("a"):rep(90) .. ("A"):rep(10))
     write("b", ("b"):rep(19))

@@ -476,6 +476,42 @@ describe("safetensors files", function()
     end
   end)
 
+  it("with types that tensors lack give the other tensors and name these", function()
+    local header, at = {}, 0
+    local function add(name, dtype, bytes)
+      header[#header + 1] = ('"%s":{"dtype":"%s","shape":[2],"data_offsets":[%d,%d]}'):format(name, dtype, at, at + bytes)
+      at = at + bytes
+    end
+    local foreign = { "F8_E4M3", "F8_E5M2", "F4", "U16", "U32", "U64", "C64", "A_TYPE_OF_A_LATER_VERSION" }
+    for k, dtype in ipairs(foreign) do add("x." .. dtype, dtype, k) end
+    add("w", "F32", 8)
+    local f = write("others", file("{" .. table.concat(header, ",") .. "}", at))
+    local warnings, tensors, metadata = ms.catch_warnings(ms.load, f)
+    assert.are.same({ 0, 0 }, tensors.w:tolist())
+    assert.is_nil(next(tensors, next(tensors)))
+    assert.are.same({}, metadata)
+    assert.are.equal(1, #warnings)
+    local begin = "load: '%s': tensors left out, because Moonshard's tensors do not have their dtype: 8: "
+    assert.are.equal(1, warnings[1]:find(begin:format(f), 1, true))
+    for _, dtype in ipairs(foreign) do
+      assert.is_truthy(warnings[1]:find(("'x.%s' (%s)"):format(dtype, dtype:sub(1, 23)), 1, true), warnings[1])
+    end
+    for _, dtype in ipairs(foreign) do
+      assert.error_matches(function() ms.load(f, { names = { "w", "x." .. dtype } }) end,
+        ("load: '[^']*/others': tensor 'x.%s' has dtype %s, which Moonshard's tensors do not have"):format(dtype, dtype:sub(1, 23)))
+    end
+    assert.are.same({}, (ms.catch_warnings(ms.load, f, { names = { "w" } })))
+    assert.are.same({}, (ms.catch_warnings(ms.load, f, { prefix = "w" })))
+    assert.is_false(pcall(ms.load, write("cut", file("{" .. table.concat(header, ",") .. "}", at - 1))))
+  end)
+
+  it("of other programs give bools of 0 and 1 for any bytes", function()
+    local header = '{"x":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}'
+    local t = ms.load(write("bools", file(header) .. "\0\1\255")).x
+    assert.are.equal(2, t:sum():item())
+    assert.are.same({ 0, 1, 1 }, t:int():tolist())
+  end)
+
   it("that are missing, or folders, are named as such", function()
     assert.error_matches(function() ms.load(path "none") end, "load: cannot open '.*none': No such file or directory")
     assert.error_matches(function() ms.load(folder) end, "is not a regular file")

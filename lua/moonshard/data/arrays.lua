@@ -145,12 +145,12 @@ end
 --- Reads the arrays that numpy.savez or savez_compressed saved. Arrays of element types that no dtype represents do not
 --- block the others: a warning names them, and reading such a name of the result is an error. Errors: a damaged archive
 --- or array; an array that option 'names' asks for and that cannot be read.
----@param path string  the file
+---@param path string  the file, also compressed by gzip
 ---@param given? {names: string[]}  names: reads only these arrays (default: all)
 ---@return table<string, Tensor>  by name
 function M.read_npz(path, given)
   local o = opts("read_npz", given, { names = opts.table })
-  local text = raw.read(path, "read_npz")
+  local text = zlib.read(path, "read_npz")
   local entries, fault = zip.entries(text)
   if not entries then errors.raise("read_npz: '%s' %s", path, fault) end
   local of, names = {}, {}

@@ -9,6 +9,7 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local raw = require "moonshard.data.raw"
 local task = require "moonshard.core.task"
 local lfs = require "lfs"
 
@@ -110,6 +111,11 @@ end
 
 local function document(file, vocab)
   if not file.name:find "%.bin$" then
+    local encoding = raw.marked_encoding(read(file.path, 4) or "")
+    if encoding then
+      return nil, ("'%s' is text in %s, expected UTF-8; `iconv -f %s -t UTF-8 FILE` converts it"):format(file.path, encoding,
+        encoding)
+    end
     return { name = file.name, path = file.path, bytes = 1, offset = 0, count = file.size }, 256
   end
   local kind, count = shard_header(file)
@@ -229,8 +235,8 @@ function Corpus:fingerprint()
   return h
 end
 
---- Opens files and folders as one corpus. Errors: a file that cannot be read; text together with token shards, or
---- shards of different vocabularies; fewer than 2 training tokens.
+--- Opens files and folders as one corpus. Errors: a file that cannot be read; text in UTF-16 or UTF-32; text together
+--- with token shards, or shards of different vocabularies; fewer than 2 training tokens.
 ---@param paths string|string[]  files or folders
 ---@param given? {vocab: integer, validation: number}
 ---   vocab: size of the vocabulary of token shards (default: that of GPT-2 or Llama 3, by their header); validation:

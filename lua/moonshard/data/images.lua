@@ -10,6 +10,7 @@ local raw = require "moonshard.data.raw"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local tensor = require "moonshard.tensor"
+local zlib = require "moonshard.data.zlib"
 local ffi = engine.ffi
 
 ffi.cdef [[
@@ -123,7 +124,7 @@ local OPTIONS = { mode = opts.one_of(MODES, "unchanged"), apply_exif_orientation
 --- Reads a PNG or JPEG. JPEG needs Debian's libturbojpeg0. Samples are what the file stores: no gamma or colour profile
 --- is applied. Grey of colours is 0.299 R + 0.587 G + 0.114 B. A JPEG in CMYK or YCCK becomes RGB. What a JPEG decoder
 --- warns of is a warning. Errors: a damaged or incomplete file, of PNG also one whose checksums differ; other formats.
----@param path string  the file
+---@param path string  the file, also compressed by gzip
 ---@param given? {mode: string, bits: integer, background: number|number[], apply_exif_orientation: boolean}
 ---   mode: "gray", "gray_alpha", "rgb", "rgb_alpha", or "unchanged": the channels of the file (default); bits: 8
 ---   (default) or 16: int32 from 0 to 65535; samples of the other depth are scaled by 257; background: the grey, or the
@@ -135,7 +136,7 @@ function M.read_image(path, given)
   if o.background and o.mode:find "alpha" then
     errors.raise("read_image: options 'background' and 'mode' '%s' exclude each other", o.mode)
   end
-  local text, image, why = raw.read(path, "read_image"), nil, nil
+  local text, image, why = zlib.read(path, "read_image"), nil, nil
   local is_jpeg = jpeg.is(text)
   if is_jpeg then
     image, why = jpeg.decode(text, path, "read_image", o.mode:find "gray" ~= nil)

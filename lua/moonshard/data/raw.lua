@@ -45,6 +45,19 @@ function M.little(text, at, bytes)
   return n
 end
 
+-- Byte order marks, those of 4 bytes first.
+local MARKS = { { "\255\254\0\0", "UTF-32" }, { "\0\0\254\255", "UTF-32" }, { "\255\254", "UTF-16" },
+  { "\254\255", "UTF-16" } }
+
+--- The encoding of a text that begins with the byte order mark of UTF-16 or UTF-32; nil for other texts.
+---@param text string
+---@return string?
+function M.marked_encoding(text)
+  for _, mark in ipairs(MARKS) do
+    if text:sub(1, #mark[1]) == mark[1] then return mark[2] end
+  end
+end
+
 --- Writes a file. Errors: it cannot be written; a file that was written in part is removed.
 ---@param path string
 ---@param who string

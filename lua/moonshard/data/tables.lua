@@ -350,11 +350,11 @@ end
 
 --- Reads a WAV file of PCM (8, 16, 24 or 32 bits) or floating point (32 or 64 bits). Errors: other formats; a file that
 --- is cut off.
----@param path string  the file
+---@param path string  the file, also compressed by gzip
 ---@return Tensor  float32 [channels, samples]: PCM from -1 to 1, floating point as in the file
 ---@return integer rate  samples per second
 function M.read_wav(path)
-  local text = raw.read(path, "read_wav")
+  local text = zlib.read(path, "read_wav")
   local function bad(what) errors.raise("read_wav: '%s' %s", path, what) end
   if text:sub(1, 4) ~= "RIFF" or text:sub(9, 12) ~= "WAVE" then bad "is not a WAV file" end
   local at, format, channels, rate, bits = 13, nil, nil, nil, nil

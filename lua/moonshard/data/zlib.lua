@@ -87,10 +87,6 @@ function M.read(path, who)
   return table.concat(parts)
 end
 
--- Byte order marks, those of 4 bytes first.
-local MARKS = { { "\255\254\0\0", "UTF-32" }, { "\0\0\254\255", "UTF-32" }, { "\255\254", "UTF-16" },
-  { "\254\255", "UTF-16" } }
-
 --- The contents of a text file, without the byte order mark of UTF-8. Errors: text in UTF-16 or UTF-32.
 ---@param path string  the file, also compressed by gzip
 ---@param who string  the function that errors name
@@ -98,10 +94,8 @@ local MARKS = { { "\255\254\0\0", "UTF-32" }, { "\0\0\254\255", "UTF-32" }, { "\
 function M.read_text(path, who)
   local text = M.read(path, who)
   if text:sub(1, 3) == "\239\187\191" then return text:sub(4) end
-  local found = (text:find "^[^%z]%z[^%z]%z" or text:find "^%z[^%z]%z[^%z]") and "UTF-16"
-  for _, mark in ipairs(MARKS) do
-    found = found or text:sub(1, #mark[1]) == mark[1] and mark[2]
-  end
+  local found = raw.marked_encoding(text)
+    or (text:find "^[^%z]%z[^%z]%z" or text:find "^%z[^%z]%z[^%z]") and "UTF-16"
   if found then
     errors.raise("%s: '%s' is text in %s, expected UTF-8; `iconv -f %s -t UTF-8 FILE` converts it", who, path, found, found)
   end
