@@ -17,12 +17,14 @@
 
 #define MS_PI_F64 3.14159265358979323846
 
-// sin(pi f) for f from 0 to 1, by the series of sine, or of cosine around 1/2, for arguments up to pi / 4.
+// The distance to the nearest whole number, from -0.5 to 0.5. It is exact also next to 0, where x - floor(x) is not.
+MS_FN double ms_from_whole(double x) { return x - __builtin_floor(x + 0.5); }
+
+// sin(pi f) for f from 0 to 1/2, by the series of sine, or of cosine around 1/2, for arguments up to pi / 4.
 MS_FN double ms_sine_of_part(double f)
 {
-    double g = f > 0.5 ? 1 - f : f;
-    bool near = g <= 0.25;
-    double x = MS_PI_F64 * (near ? g : 0.5 - g), y = x * x, sum = 0, term = near ? x : 1;
+    bool near = f <= 0.25;
+    double x = MS_PI_F64 * (near ? f : 0.5 - f), y = x * x, sum = 0, term = near ? x : 1;
     for (int k = near ? 2 : 1; k < 20; k += 2) {
         sum += term;
         term *= -y / (k * (k + 1));
@@ -45,7 +47,7 @@ MS_FN double ms_gamma_logarithm(double x)  // x >= 0.5
 MS_GAMMA_FN double ms_lgamma_of(double x)
 {
     if (x != x) return x;
-    double f = x - __builtin_floor(x);
+    double f = __builtin_fabs(ms_from_whole(x));
     if (x > 1e300 || (x <= 0 && f == 0) || x < -1e300) return __builtin_inf();
     if (x >= 0.5) return ms_gamma_logarithm(x);
     return __builtin_log(MS_PI_F64 / ms_sine_of_part(f)) - ms_gamma_logarithm(1 - x);
@@ -53,13 +55,13 @@ MS_GAMMA_FN double ms_lgamma_of(double x)
 
 MS_GAMMA_FN double ms_digamma_of(double x)
 {
-    double less = 0, f = x - __builtin_floor(x);
+    double less = 0, f = ms_from_whole(x);
     if (x != x || x > 1e300) return x;
     if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
     if (x < 0) {
         if (f == 0) return (x - x) / (x - x);
-        double cosine = f <= 0.5 ? ms_sine_of_part(0.5 - f) : -ms_sine_of_part(f - 0.5);
-        less = MS_PI_F64 * cosine / ms_sine_of_part(f);
+        double part = __builtin_fabs(f), cotangent = ms_sine_of_part(0.5 - part) / ms_sine_of_part(part);
+        less = MS_PI_F64 * (f < 0 ? -cotangent : cotangent);
         x = 1 - x;
     }
     for (; x < 10; x += 1) less += 1 / x;

@@ -19,6 +19,15 @@ describe("gamma functions", function()
     near(at(4):mvlgamma(2):item(), math.log(math.pi) / 2 + math.log(6) + at(3.5):lgamma():item())
   end)
 
+  it("are exact next to their poles", function()
+    local euler = 0.57721566490153286
+    for _, x in ipairs { 1e-7, 1e-10, 1e-17 } do                -- series at 0, whose next terms are below the limit
+      near(at(-x):lgamma():item(), -math.log(x) + euler * x)
+      near(at(-x):digamma():item(), 1 / x - euler)
+    end
+    near(at(-1 - 2 ^ -30):lgamma():item(), 30 * math.log(2) + (1 - euler) * -2 ^ -30)
+  end)
+
   it("have the limits of poles and infinity", function()
     local x = ms.tensor({ 0, -2, math.huge, 0 / 0 }, F64)
     assert.are.same({ math.huge, math.huge, math.huge }, x:lgamma():narrow(1, 1, 3):tolist())
