@@ -162,8 +162,8 @@ local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "pe
 
 --- The memory that the allocator of a device holds, in bytes: allocated (in use), reserved (taken from the system), and
 --- the peaks of both; live_tensors counts the tensors of all devices. Parts of allocated are parameters, gradients,
---- optimizer (its state) and gathered (whole parameters of sharded units). peak_scratch is the most that operators on the
---- CPU used while they ran; it depends on the processor and the number of threads, allocated does not.
+--- optimizer (its state) and gathered (whole parameters of sharded units). peak_scratch is the most that operators on
+--- the CPU used while they ran; it depends on the processor and the number of threads, allocated does not.
 ---@param device? string  name of the device (default: the default device)
 ---@return { allocated: integer, peak_allocated: integer, reserved: integer, peak_reserved: integer, peak_scratch: integer, live_tensors: integer, parameters: integer, gradients: integer, optimizer: integer, gathered: integer }
 function M.memory_stats(device)
