@@ -40,7 +40,7 @@ set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME moonshard)
 # ---- the engine ----
 set_target_properties(moonshard PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 install(TARGETS moonshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT dev)
-install(TARGETS moonshard_loopback ${TRANSPORTS} LIBRARY DESTINATION ${MS_PLUGINDIR})
+install(TARGETS moonshard_mpirun ${TRANSPORTS} LIBRARY DESTINATION ${MS_PLUGINDIR})
 if(TARGET moonshard_cuda)                           # optional: scripts/train and `setup --engine` do not build it
   install(TARGETS moonshard_cuda LIBRARY DESTINATION ${MS_PLUGINDIR} COMPONENT cuda OPTIONAL)
 endif()

@@ -81,10 +81,10 @@ MS_API void ms_interrupt(void);            // async-signal-safe; makes the next 
 // on 1: SIGINT calls ms_interrupt; if no call has failed with MS_EINTR 1 s later, the next SIGINT ends the process. 0:
 // restores the previous handler.
 MS_API void ms_catch_sigint(int on);
-// on 1: SIGUSR1 and SIGUSR2 are recorded; 0: they end the process.
+// on 1: SIGUSR1, SIGUSR2 and SIGTERM are recorded; 0: they end the process.
 MS_API void ms_catch_checkpoint_signals(int on);
-// The checkpoint signals received since the last call. 0: none, 1: SIGUSR1, 2: SIGUSR2 or both. *at is the time
-// (ms_time) of the latest.
+// The checkpoint signals received since the last call. 0: none, 1: SIGUSR1, 2: SIGUSR2 or SIGTERM, or mpirun ends the
+// job. *at is the time (ms_time) of the latest.
 MS_API int ms_checkpoint_signal(double *at);
 MS_API int ms_num_threads(void);               // number of threads for operators on the CPU
 MS_API void ms_set_num_threads(int n);         // values below 1 count as 1, above 1024 as 1024

@@ -70,6 +70,10 @@ local run_folder = require "moonshard.run.folder"
 local state = require "moonshard.io.files"
 local text = require "moonshard.run.text"
 
+-- SIGUSR1: save a checkpoint and continue; SIGUSR2, SIGTERM: save a checkpoint and exit with status 75, or with 1 if
+-- the weights are not finite
+fsdp.catch_checkpoint_signals()
+
 local started = ms.time()
 progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- shows progress until run.start takes over
 local stop = function(...) cli.stop("train", ...) end
@@ -359,9 +363,6 @@ local function profiled(step)
   return step == first + 5 or config["eval-every"] > 0 and step % config["eval-every"] == 0
 end
 
--- SIGUSR1: save a checkpoint and continue; SIGUSR2: save a checkpoint and exit with status 75, or with 1 if the weights
--- are not finite
-fsdp.catch_checkpoint_signals()
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do
     step_now = step

@@ -127,32 +127,6 @@ void ms_catch_sigint(int on)
     }
 }
 
-// ---- checkpoint signals -------------------------------------------------------------------------
-
-static atomic_int checkpoint_signals;         // signals received: bit 0 SIGUSR1, bit 1 SIGUSR2
-static _Atomic int64_t checkpoint_signal_at;  // when the latest signal arrived
-
-static void on_checkpoint_signal(int sig)
-{
-    atomic_store(&checkpoint_signal_at, ms__now_ns());
-    atomic_fetch_or(&checkpoint_signals, sig == SIGUSR1 ? 1 : 2);
-}
-
-void ms_catch_checkpoint_signals(int on)
-{
-    struct sigaction sa = { .sa_handler = on ? on_checkpoint_signal : SIG_DFL, .sa_flags = SA_RESTART };
-    sigemptyset(&sa.sa_mask);
-    sigaction(SIGUSR1, &sa, NULL);
-    sigaction(SIGUSR2, &sa, NULL);
-}
-
-int ms_checkpoint_signal(double *at)
-{
-    int s = atomic_exchange(&checkpoint_signals, 0);
-    *at = (double)atomic_load(&checkpoint_signal_at) * 1e-9;
-    return s & 2 ? 2 : s;
-}
-
 // ---- interned strings -------------------------------------------------------------------------
 
 typedef struct string {

@@ -32,6 +32,7 @@ enum {
     UNIT_NAME = 72,
     PART_OF = 96,
     TEXT = 2048,
+    LOST = 204,   // bytes of the text about a lost node
     ERRORS = 16,  // number of published errors whose texts are kept
 };
 
@@ -171,7 +172,9 @@ typedef struct {
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     // The latest comparison of clocks, in ns: when, and by how much rank 0's clock was ahead of this node's
     int64_t clock_at, clock_ahead;
-    char pad[4096 - 48 - 8 * ERRORS];
+    _Atomic int lost;      // 1 + the first rank of a node that has died or cannot be reached (comm/job/link.c); 0: none
+    char lost_text[LOST];  // what to say about it; written before `lost`
+    char pad[4096 - 52 - LOST - 8 * ERRORS];
     ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
 } ms_board;
 
@@ -306,7 +309,8 @@ bool ms__launcher_ends_job(void);                         // whether mpirun is e
 void ms__wake_launcher(void);  // to be called repeatedly while mpirun ends the job: interrupts its sleeps
 
 void ms__launcher_to_loopback(void);
-// Starts a child process that wakes mpirun until mpirun has exited, for at most 1.5 s, even if this rank is killed.
+// Starts a child process that wakes mpirun until mpirun has exited, for at most 1.5 s, even if this rank is killed. If
+// mpirun has not exited many seconds later, the child kills it.
 void ms__fork_waker(void);
 // Called by the first rank to fail. A child process keeps waking mpirun, because the peers may be stopped.
 _Noreturn void ms__exit_first(int code);
@@ -332,7 +336,19 @@ _Noreturn void ms__end_stay(int code);  // called when a peer has failed and rep
 // To be called when a collective cannot complete: returns code, whose error is set, and ends the job soon. culprit: the
 // rank that died; -1: this rank is the first to fail and reports.
 ms_status ms__fail_job(ms_status code, int culprit);
-bool ms__rank_dead(int rank);
+bool ms__rank_dead(int rank);                        // on another node: whether its node is lost
+void ms__death_text(int rank, char *out, size_t n);  // writes that a dead rank has died, and of what as far as is known
+#define MS_OUT_OF_MEMORY "if by SIGKILL, memory may have run out"
+// Ends the job because the node of which `rank` is the first is lost, for the reason in `text`.
+_Noreturn void ms__end_node(int rank, const char *text);
+
+// ---- comm/job/link.c: deaths on other nodes ----
+ms_status ms__link_start(void);
+void ms__link_left(void);   // tells the other nodes that the scripts of this node have ended
+void ms__link_ended(void);  // tells them that a rank of this node has reported why the job ends
+
+// ---- comm/job/signals.c ----
+void ms__signals_start(void);  // in a rank of a launcher: from now on signals that end it are reported
 
 // ---- comm/job/node.c: the control memory ----
 ms_status ms__node_layout(void);  // needs ms__world.node_of

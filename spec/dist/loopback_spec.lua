@@ -47,7 +47,7 @@ describe("on one host #mpi", function()
       ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)))
     local plain = { "mpirun", "-n", "2", "luajit", folder .. "/wait.lua" }
     for k, words in ipairs { train, shim, plain } do
-      local env = process.mpirun_env { LD_PRELOAD = k == 2 and build .. "/libmoonshard_loopback.so" or nil }
+      local env = process.mpirun_env { LD_PRELOAD = k == 2 and build .. "/libmoonshard_mpirun.so" or nil }
       if k > 1 or not process.tool then
         local out = ("%s/%d"):format(folder, k)
         local child = process.start(words, { stdout = out, stderr = out .. ".err", env = env })

@@ -14,16 +14,17 @@ local signalled = ffi.new "double[1]"
 -- its own ignores its own if that arrives before owed_until, within GRACE seconds.
 local owed_until, GRACE = 0, 2
 
---- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are
---- recorded for checkpoint_wanted. mpirun and srun forward both to all ranks.
+--- From now on SIGUSR1 (save a checkpoint and continue), SIGUSR2 and SIGTERM (save a checkpoint and exit with status
+--- 75) are recorded for checkpoint_wanted. mpirun and srun forward the first two to all ranks. If mpirun is terminated
+--- or interrupted, it kills its ranks 2 s later (twice odls_base_sigkill_timeout), which counts as SIGTERM at once.
 ---@param on? boolean  false: the signals terminate the process again
 function M.catch_checkpoint_signals(on)
   lib.ms_catch_checkpoint_signals(on == false and 0 or 1)
   owed_until = 0
 end
 
---- Whether a rank has received a signal since the last call. Returns "go_on" (SIGUSR1), "stop" (SIGUSR2) or nil (none),
---- the same on every rank. Collective: call it once per step.
+--- Whether a rank has received a signal since the last call. Returns "go_on" (SIGUSR1), "stop" (SIGUSR2, SIGTERM) or nil
+--- (none), the same on every rank. Collective: call it once per step.
 ---@return "go_on"|"stop"|nil
 function M.checkpoint_wanted()
   local dist = require "moonshard.dist"

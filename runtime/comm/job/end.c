@@ -46,9 +46,35 @@ static void set_state(int state)
 
 bool ms__rank_dead(int rank)
 {
+    if (!is_here(rank)) {
+        int lost = atomic_load(&ms__world.board->lost);
+        return lost && ms__world.node_of[lost - 1] == ms__world.node_of[rank];
+    }
     if (pidfd[rank] < 0) return false;
     struct pollfd p = { .fd = pidfd[rank], .events = POLLIN };
     return poll(&p, 1, 0) > 0;
+}
+
+// The number of processes that the kernel has killed for lack of memory, of a container or of the machine; 0: unknown.
+static long oom_kills(void)
+{
+    char line[128];
+    long n = 0;
+    FILE *f = fopen("/proc/vmstat", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "oom_kill %ld", &n) == 1) break;
+    if (f) fclose(f);
+    return n;
+}
+static long oom_kills_before;
+
+void ms__death_text(int rank, char *out, size_t n)
+{
+    if (!is_here(rank)) snprintf(out, n, "%s", ms__world.board->lost_text);
+    else
+        snprintf(out, n, "rank %d (process %d) died; %s", rank, ms__world.board->rank[rank].pid,
+                 oom_kills() > oom_kills_before ? "the kernel has killed a process for lack of memory"
+                                                : MS_OUT_OF_MEMORY);
 }
 
 // Records that the failure of `rank` ends the job. Returns false if another failure was recorded first.
@@ -63,6 +89,7 @@ static void mark_reported(void)
     fflush(NULL);
     leaving = true;
     if (ms__world.board) atomic_store(&ms__world.board->reported, true);
+    ms__link_ended();
 }
 
 // Under mpirun, keeps this process alive until mpirun ends it, for at most STAY. Then exits with `code`.
@@ -78,8 +105,13 @@ _Noreturn void ms__end_stay(int code)
 // that exits makes the launcher kill all others.
 static void report_death(int rank)
 {
-    if (atomic_exchange(&ms__world.board->reported, true)) ms__nap(20 * MS);
-    else fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
+    char text[300];
+    if (atomic_exchange(&ms__world.board->reported, true)) {
+        ms__nap(20 * MS);
+        return;
+    }
+    ms__death_text(rank, text, sizeof text);
+    fprintf(stderr, "rank %d: %s\n", ms__world.rank, text);
 }
 
 // ---- watching peers -------------------------------------------------------------------------------
@@ -121,11 +153,8 @@ static int first_death(void)
     return dead;
 }
 
-static void *watch_thread(void *arg)
+static _Noreturn void end_after_death(int dead)
 {
-    (void)arg;
-    int dead = first_death();
-    if (dead < 0) return NULL;
     first_to_fail(dead);
     int64_t since = ms__now_ns();
     // A rank that raised an error has printed it. A killed rank leaves no message; peers that wait for it in a
@@ -137,6 +166,21 @@ static void *watch_thread(void *arg)
         report_death(dead);
     }
     ms__end_stay(1);
+}
+
+static void *watch_thread(void *arg)
+{
+    (void)arg;
+    int dead = first_death();
+    if (dead >= 0) end_after_death(dead);
+    return NULL;
+}
+
+void ms__end_node(int rank, const char *text)
+{
+    snprintf(ms__world.board->lost_text, LOST, "%s", text);
+    atomic_store(&ms__world.board->lost, rank + 1);
+    end_after_death(rank);
 }
 
 ms_status ms__end_start(void)
@@ -153,6 +197,7 @@ ms_status ms__end_start(void)
         here += pidfd[r] >= 0;
     }
     if (here > 0) ms__comm_thread(watch_thread);
+    oom_kills_before = oom_kills();
     return MS_OK;
 }
 
@@ -295,7 +340,9 @@ void ms__comm_stop(void)
     stopped = true;
     set_state(RANK_LEFT);
     if (w->board && !all_left()) ms__end_stay(1);
-    if (w->transport->finalize) {
+    ms__link_left();
+    // While mpirun ends the job, it answers no rank, and MPI_Finalize would wait for it.
+    if (w->transport->finalize && !ms__launcher_ends_job()) {
         if (w->board) ms__comm_thread(finalize_thread);
         ms__transport_lock();
         w->transport->finalize();
@@ -308,7 +355,11 @@ bool ms__comm_stopped(void) { return stopped; }
 static void at_exit(int code, void *arg)
 {
     (void)arg;
-    if (stopped || getpid() != started_as) return;
+    if (getpid() != started_as) return;
+    if (stopped) {
+        if (ms__launcher_ends_job()) ms__fork_waker();  // it would sleep on
+        return;
+    }
     if (code == 0) {
         ms__streams_drain();  // peers may still read tensors in collectives that the script did not wait for
         ms__comm_stop();

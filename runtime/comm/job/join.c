@@ -282,9 +282,10 @@ __attribute__((constructor)) static void launched(void)
     bool mpirun = strcmp(launch.name, "mpirun") == 0;
     if (mpirun) ms__launcher_pid = parent;
     all_here = mpirun && launch.world == n_expected + 1;
+    ms__signals_start();
+    if (launch.world != 1) ms__report_errors();
     if (my_rank == 0 && all_here) ms__launcher_to_loopback();
     if (n_expected == 0) return;
-    ms__report_errors();
     ms__activity_share();
     if ((peers = calloc((size_t)n_expected, sizeof *peers))) ms__comm_thread(join_thread);
 }

@@ -266,6 +266,7 @@ static ms_status join(const ms_launch *launch)
     free(all);
     MS_TRY(status);
     MS_TRY(ms__node_start());
+    MS_TRY(ms__link_start());
     if (w->local_rank == 0) ms__comm_clean(false);
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // so that waits can sleep for 10 us
     return MS_OK;

@@ -171,11 +171,12 @@ static ms_status report_absence(ms_waiter *w)
 static ms_status check_peers(ms_waiter *w)
 {
     ms_coll *c = w->c;
-    char text[200];
+    char text[300];
     if (ms__world.nodes > 1) ms__far_poll();
     for (int k = 0; k < c->g->n; k++) {
         int rank = c->g->ranks[k];
-        if (k == c->g->me || ms__world.local_of[rank] < 0) continue;
+        if (k == c->g->me) continue;
+        if (ms__world.local_of[rank] < 0 && !ms__rank_dead(rank)) continue;
         int state = atomic_load(&ms__world.board->rank[rank].state);
         // The peer has printed its traceback and the job is ending. A second error would hide the first.
         if (state == RANK_RAISED) ms__end_stay(1);
@@ -190,7 +191,7 @@ static ms_status check_peers(ms_waiter *w)
             return ms__comm_lost(c);
         }
         if (state == RANK_RUNNING && ms__rank_dead(rank)) {
-            snprintf(text, sizeof text, "rank %d (process %d) died", rank, ms__world.board->rank[rank].pid);
+            ms__death_text(rank, text, sizeof text);
             ms__coll_fail(c, text);
             return ms__fail_job(MS_ECOMM, rank);
         }

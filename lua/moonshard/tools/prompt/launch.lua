@@ -75,8 +75,8 @@ local function strings(list)
 end
 
 -- The changes of mpirun's environment and its first arguments. As in scripts/train: mpirun may run as root and start
--- more ranks than cores; ranks are not bound to cores; and nothing listens beyond loopback, unless a resource manager
--- or host file may name several hosts, LD_PRELOAD is already set, or libmoonshard_loopback.so is missing.
+-- more ranks than cores; ranks are not bound to cores; and libmoonshard_mpirun.so (runtime/comm/job/mpirun.c) is
+-- preloaded, unless LD_PRELOAD is already set, or the library is missing.
 local function settings()
   local env = { OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
     OMPI_MCA_odls_base_sigkill_timeout = "0" }
@@ -89,15 +89,12 @@ local function settings()
     env.LD_PRELOAD = false
     arguments = { "-x", "LD_PRELOAD=" .. preload }
   end
-  local folder, loopback = engine.path:match "^(.*/)", nil
+  local folder, library = engine.path:match "^(.*/)", nil
   for _, place in ipairs { "moonshard/", "" } do         -- in an installation, or in a build folder
-    local path = folder .. place .. "libmoonshard_loopback.so"
-    if not loopback and C.moonshard_file_exists(path, 4) == 0 then loopback = path end
+    local path = folder .. place .. "libmoonshard_mpirun.so"
+    if not library and C.moonshard_file_exists(path, 4) == 0 then library = path end
   end
-  for name in ("SLURM_JOB_ID PBS_NODEFILE LSB_HOSTS PE_HOSTFILE OMPI_MCA_orte_default_hostfile"):gmatch "%S+" do
-    if os.getenv(name) then loopback = nil end
-  end
-  if loopback and #arguments == 0 then env.LD_PRELOAD = loopback end
+  if library and #arguments == 0 then env.LD_PRELOAD = library end
   return env, arguments
 end
 

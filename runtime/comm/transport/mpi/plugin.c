@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 // comm/transport/mpi/plugin.c -- the transport over MPI. It connects ranks and sends messages; the engine itself
 // implements the collectives.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <glob.h>
+#include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/statvfs.h>
 #include "comm/transport/transport.h"
 
@@ -51,11 +56,36 @@ static void defaults(int one_node)
     setenv("HWLOC_COMPONENTS", "-linuxio", 0);
 }
 
+// Whether this MPI can connect the ranks of `srun --mpi=pmi2`. Most builds of Open MPI lack the component for PMI-1 and
+// PMI-2, mca_pmix_s1 or _s2; MPI_Init then prints a page about building Slurm and ends the process.
+static int knows_pmi(void)
+{
+#ifdef OPEN_MPI
+    Dl_info at;
+    char library[PATH_MAX], pattern[PATH_MAX + 64];
+    glob_t found;
+    if (!dladdr((const void *)(uintptr_t)MPI_Init_thread, &at) || !realpath(at.dli_fname, library)) return 1;
+    *strrchr(library, '/') = 0;
+    snprintf(pattern, sizeof pattern, "%s/openmpi*/mca_pmix_s[12].so", library);
+    int rc = glob(pattern, GLOB_NOSORT, NULL, &found);
+    if (rc == 0) globfree(&found);
+    return rc != GLOB_NOMATCH;
+#else
+    return 1;
+#endif
+}
+
 static int init(const ms_launch *launch, char *text, size_t n)
 {
     int provided, done = 0;
     MPI_Initialized(&done);
     if (!done) {
+        if (strcmp(launch->name, "srun") == 0 && !getenv("PMIX_RANK") && !knows_pmi()) {
+            const char *way = getenv("SLURM_MPI_TYPE");
+            snprintf(text, n, "this Open MPI cannot connect ranks over PMI (srun --mpi=%.40s); use srun --mpi=pmix",
+                     way ? way : "pmi2");
+            return -1;
+        }
         defaults(launch->world > 0 && launch->world == launch->local_world);
         if (place_segments(launch->local_world, text, n) != 0) return -1;
         if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
