@@ -215,6 +215,63 @@ describe("a built source tree that cannot be written", function()
     assert.matches("^cmake [^\n]*MS_WERROR=OFF", called())
   end)
 
+  -- Stand-ins for cmake, ninja and dpkg-query, which finds no package.
+  local function stubs(at)
+    lfs.mkdir(at)
+    process.write(at .. "/cmake", '#!/bin/sh\necho "cmake in $PWD"\n')
+    process.write(at .. "/ninja", '#!/bin/sh\necho "ninja in $PWD"\n')
+    process.write(at .. "/dpkg-query", "#!/bin/sh\nexit 1\n")
+    os.execute("chmod 755 " .. at .. "/*")
+  end
+
+  it("is built anew where it was copied or moved to, and never from another tree", function()
+    stubs(folder .. "/stubs")
+    local at, other = folder .. "/copied", folder .. "/other"
+    os.execute(("mkdir -p %s/build %s %s && cp -a %s/scripts %s/CMakeLists.txt %s"):format(at, other, folder .. "/outside",
+      tree, tree, at))
+    os.execute(("chmod -R u+w %s && cd %s && ln -s %s/runtime . && mkdir -p kernels cmake spec/support"):format(at, at, tree))
+    local function setup(made_for, where)
+      process.write(("%s/%s/CMakeCache.txt"):format(at, where), ("CMAKE_HOME_DIRECTORY:INTERNAL=%s\n"):format(made_for))
+      process.write(("%s/%s/old.o"):format(at, where), "")
+      process.write(("%s/%s/build.ninja"):format(at, where), "")
+      local code = os.execute(("cd %s && PATH=%s/stubs:$PATH scripts/setup --no-install --engine --build %s >%s/said 2>&1")
+        :format(at, folder, where, folder))
+      return code, process.read(folder .. "/said"), lfs.attributes(("%s/%s/old.o"):format(at, where)) ~= nil
+    end
+    local code, said, kept = setup(at, "build")
+    assert.are.same({ 0, true }, { code, kept }, said)
+    for _, elsewhere in ipairs { other, folder .. "/gone" } do
+      code, said, kept = setup(elsewhere, "build")
+      assert.are.same({ 0, false }, { code, kept }, said)
+      assert.matches("^setup: build/ was made for " .. elsewhere:gsub("%p", "%%%0") .. ": building it anew\n", said)
+    end
+    code, said, kept = setup(other, "../outside")
+    assert.are.same({ true, true }, { code ~= 0, kept }, said)
+    assert.matches("^setup: %.%./outside belongs to the tree " .. other:gsub("%p", "%%%0"), said)
+  end)
+
+  it("requires the specs' packages only where the specs are built", function()
+    -- A setup that finds nothing lists all packages.
+    local function missing(given)
+      local _, _, err = run(("cd %s && PATH=%s/stubs:/nowhere /bin/bash scripts/setup --no-install %s"):format(tree, folder,
+        given))
+      return err
+    end
+    stubs(folder .. "/stubs")
+    for _, name in ipairs { "bash", "dirname", "sed", "id" } do
+      os.execute(("ln -sf $(command -v %s) %s/stubs/%s"):format(name, folder, name))
+    end
+    os.execute(("rm -f %s/stubs/cmake %s/stubs/ninja"):format(folder, folder))
+    local all, engine = missing "", missing "--engine"
+    for _, name in ipairs { "g++", "lua-busted", "lua-check", "lua-posix", "pkg-config" } do
+      assert.is_truthy(all:find(" " .. name, 1, true), all)
+      assert.is_nil(engine:find(" " .. name, 1, true), engine)
+    end
+    for _, name in ipairs { "gcc", "cmake", "luajit", "lua-cjson", "libdnnl-dev", "libpng16-16" } do
+      assert.is_truthy(engine:find(" " .. name, 1, true), engine)
+    end
+  end)
+
   it("reports what is missing if it was not built", function()
     os.execute(("chmod u+w %s/build && mv %s/build/libmoonshard.so %s/build/kept && chmod a-w %s/build"):format(tree,
       tree, tree, tree))
