@@ -141,6 +141,7 @@ return {
   { [[ms.logspace("a", 1, 2)]], "logspace: first number is a string ('a'), expected a number" },
   { "ms.arange(3):uniform_()", "uniform_: the tensor is int64 [3], expected floating point" },
   { "ms.ones(3):uniform_(2, 1)", "uniform_: the lower limit 2 is above the upper limit 1" },
+  { "ms.tensor(1, 2, 3)", "tensor: argument 2 is a number (2), expected options; several numbers stand in a table: write ms.tensor { 1, 2" },
   { "ms.ones(3):normal_(0, -1)", "normal_: standard deviation is a number (-1), expected a number from 0" },
   { "ms.ones(3):exponential_(0)", "exponential_: rate is a number (0), expected a number > 0" },
   { "x:bernoulli(2)", "bernoulli: probability is a number (2), expected a number from 0 to 1 or a tensor of them" },

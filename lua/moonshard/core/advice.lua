@@ -80,7 +80,8 @@ end
 
 --- For modules that none of them wraps.
 M.plain = by_name {
-  ["no_sync join register_comm_hook check_is_root"] = "wrap the model first: nn.DDP(model), or fsdp.FSDP(model)",
+  no_sync = "wrap the model first: nn.DDP(model), or fsdp.FSDP(model); after fully_shard, write model:set_requires_gradient_sync(false)",
+  ["join register_comm_hook check_is_root"] = "wrap the model first: nn.DDP(model), or fsdp.FSDP(model)",
   ["set_requires_gradient_sync set_is_last_backward set_requires_all_reduce unshard reshard set_reshard_after_forward "
     .. "set_reshard_after_backward set_modules_to_forward_prefetch set_modules_to_backward_prefetch set_gradient_divide_factor "
     .. "set_all_reduce_hook set_custom_reduce_scatter set_unshard_in_backward set_reduce_scatter_divide_factor " .. TUNING] = "call fsdp.fully_shard(model) first",

@@ -292,6 +292,10 @@ end
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  of a table: bool if all elements are booleans, else the default dtype; of a tensor: its dtype
 function M.tensor(value, given)
+  if type(value) == "number" and type(given) == "number" then
+    errors.raise("tensor: argument 2 is a number (%s), expected options; several numbers stand in a table: write ms.tensor { %s, %s, ... }",
+      tostring(given), tostring(value), tostring(given))
+  end
   if is_tensor(value) then
     local o = opts("tensor", given, OPTIONS)
     local copy = value:detach():clone()
