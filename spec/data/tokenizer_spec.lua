@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- data.tokenizer: byte-pair encoding, compared with a plain loop that counts all pairs anew for every token.
+local cjson = require "cjson"
 local ms = require "moonshard"
 local message = require "spec.support.message"
 local process = require "spec.support.process"
@@ -103,6 +104,22 @@ describe("a tokenizer", function()
     local other = data.tokenizer(folder .. "/tokenizer.json")
     assert.are.same(learned(tokenizer), learned(other))
     assert.are.same(tokenizer:encode(PAPER):tolist(), other:encode(PAPER):tolist())
+  end)
+
+  it("is refused after any byte of its merges or its checksum changed, and read without a checksum", function()
+    local tokenizer = data.train_tokenizer(PAPER, { vocab_size = 270 })
+    local path = folder .. "/tokenizer.json"
+    tokenizer:save(path)
+    local text, right = process.read(path), learned(tokenizer)
+    for at = 1, #text do
+      process.write(path, text:sub(1, at - 1) .. string.char(bit.bxor(text:byte(at), 1)) .. text:sub(at + 1))
+      local ok, other = pcall(data.tokenizer, path)
+      if ok then assert.are.same(right, learned(other)) else assert.is_truthy(other:find(path, 1, true)) end
+    end
+    local saved = cjson.decode(text)
+    saved.sum = nil
+    process.write(path, cjson.encode(saved))
+    assert.are.same(right, learned(data.tokenizer(path)))
   end)
 
   it("writes shards that a corpus reads", function()

@@ -141,6 +141,16 @@ for k, data in enumerate(copies):
 ]], folder, source, out)
   end)
 
+  it("leaves tensors out that ms.load cannot read, and names them", function()
+    local out = folder .. "/out"
+    assert.are.same({ "scripts/convert: left out tensors that ms.load cannot read (4): 'small' (float8_e4m3fn), 'u16' (uint16), "
+      .. "'u32' (uint32), 'wave' (ComplexFloat)\n", 0 }, convert(("'%s/others.pt' '%s'"):format(fixtures.folder, out)))
+    local names = {}
+    for name in pairs(ms.load(out)) do names[#names + 1] = name end
+    table.sort(names)
+    assert.are.same({ "flag", "half", "ids", "weight" }, names)
+  end)
+
   it("says what to write for files that it does not convert", function()
     local files = fixtures.folder
     refuses(("'%s/torch.safetensors' is a file of safetensors, which ms.load(\"%s/torch.safetensors\") reads as it is"):format(

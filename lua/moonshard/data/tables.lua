@@ -328,7 +328,10 @@ function M.read_json_lines(path, given)
   for k, line in ipairs(lines_of(path, "read_json_lines")) do
     if line:find "%S" then
       local ok, value = pcall(json.decode, line, o.exact)
-      if not ok then errors.raise("read_json_lines: '%s', line %d: %s", path, k, value) end
+      if not ok then
+        errors.raise("read_json_lines: '%s', line %d: %s%s", path, k, value, value:find "is not exact"
+          and "; { exact = false } rounds it" or "")
+      end
       list[#list + 1] = value
     end
   end

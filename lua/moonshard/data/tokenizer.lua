@@ -6,10 +6,11 @@ local cjson = require "cjson"
 local read_json = require("moonshard.core.json").decode
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
-local ffi = require "ffi"
+local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
 local raw = require "moonshard.data.raw"
 local tensor = require "moonshard.tensor"
+local ffi = engine.ffi
 
 local M = {}
 
@@ -198,11 +199,18 @@ end
 
 -- ---- files -----------------------------------------------------------------------------------------
 
+-- A checksum of a list of merges.
+local function sum_of(merges)
+  local text, digits = cjson.encode(merges), ffi.new "char[17]"
+  engine.lib.ms_file_sum(text, #text, digits)
+  return ffi.string(digits)
+end
+
 --- Writes the tokenizer to a JSON file, for data.tokenizer. Errors: a file that cannot be written.
 ---@param path string  path of the file
 function Tokenizer:save(path)
   opts.need(getmetatable(self) == Tokenizer, self, "a tokenizer (call it with a colon)", "save: self")
-  raw.write(path, "save", { cjson.encode { format = FORMAT, merges = self._merges } })
+  raw.write(path, "save", { cjson.encode { format = FORMAT, merges = self._merges, sum = sum_of(self._merges) } })
 end
 
 --- Writes the tokens of a text as a shard that data.corpus reads, with { vocab = tokenizer.vocab_size }. Errors: a file
@@ -217,7 +225,7 @@ function Tokenizer:write_shard(path, text)
   raw.write(path, "write_shard", { ffi.string(header, 1024), ffi.string(ids, #list * (wide and 4 or 2)) })
 end
 
---- Reads a tokenizer that Tokenizer:save has written. Errors: any other file.
+--- Reads a tokenizer that Tokenizer:save has written. Errors: any other file; a damaged one.
 ---@param path string  path of the file
 ---@return Tokenizer
 function M.tokenizer(path)
@@ -225,6 +233,10 @@ function M.tokenizer(path)
   local ok, saved = pcall(read_json, text)
   if not ok or type(saved) ~= "table" or saved.format ~= FORMAT or type(saved.merges) ~= "table" then
     errors.raise("tokenizer: '%s' is not a tokenizer that Tokenizer:save wrote", path)
+  end
+  -- Files of version 1.0 have no sum.
+  if saved.sum ~= nil and saved.sum ~= sum_of(saved.merges) then
+    errors.raise("tokenizer: '%s' is damaged: its checksum differs", path)
   end
   local self = new()
   for k, pair in ipairs(saved.merges) do
