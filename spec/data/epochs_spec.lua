@@ -133,6 +133,20 @@ describe("loops over one loader", function()
     assert.are.same({ 1, 1 }, { loader.epochs, loader.done })
   end)
 
+  it("between two calls of `next` do not change what it returns", function()
+    local alone, loader, seen, right = new(kinds[2]), new(kinds[2]), {}, {}
+    for k = 1, 2 * N do
+      if k == N + 1 then alone:set_epoch(N + 1) end          -- the loops have taken epochs 1 to N
+      right[k], seen[k] = alone:next():item(), loader:next():item()
+      if k <= N then
+        for _ in loader:epoch() do
+          if k % 2 == 0 then break end
+        end
+      end
+    end
+    assert.are.same(right, seen)
+  end)
+
   it("whose first item fails begin the same epoch again, also a resumed one", function()
     local broken = true
     local set = data.Dataset { size = 4, get = function(i)

@@ -216,19 +216,26 @@ end
 
 local function or_next(self, first, ...)
   if first ~= nil then return first, ... end
-  return present(self, following(self, {}))
+  self.steady = {}
+  return present(self, following(self, self.steady))
 end
 
---- The next batch, without end: after the last batch of an epoch comes the first of the next. The batch belongs to the
---- scope around the call, such as a step of ms.steps.
+--- The next batch, without end: after the last batch of an epoch comes the first of the next. Loops over `epoch` between
+--- two calls do not matter; the first call continues a loop that was left. The batch belongs to the scope around the
+--- call, such as a step of ms.steps.
 ---@return any  the batch's values
-function DataLoader:next() return or_next(self, following(self, self.latest or {})) end
+function DataLoader:next()
+  local walk = self.steady                                 -- that of the calls of `next`
+  if not walk or walk.ended then walk = self.latest or {} end
+  self.steady = walk
+  return or_next(self, following(self, walk))
+end
 
 --- Chooses the epoch that the next call of `epoch` begins.
 ---@param epoch integer  from 0
 function DataLoader:set_epoch(epoch)
   self.epochs, self.done, self.resumed = opts.expect(epoch, opts.whole_from(0), "set_epoch: argument"), 0, nil
-  self.upcoming, self.latest = self.epochs, nil
+  self.upcoming, self.latest, self.steady = self.epochs, nil, nil
 end
 
 --- Ends the workers. They also end when the loader is collected, and with the script.
@@ -290,7 +297,7 @@ function DataLoader:load_state_dict(sd)
   end
   local random = with_seed(self.batch_sampler)
   if random then random.seed = sd.seed end
-  self.maker.seed, self.latest = sd.seed, nil
+  self.maker.seed, self.latest, self.steady = sd.seed, nil, nil
   self.epochs, self.upcoming, self.done, self.resumed = sd.epoch, sd.epoch, sd.batches, true
 end
 
