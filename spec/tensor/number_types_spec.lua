@@ -76,6 +76,9 @@ describe("facts about dtypes", function()
       uint8 = { 0, 255 } } do
       assert.are.same(limits, { ms.iinfo(dtype).min, ms.iinfo(of(dtype, { 1 })).max })
     end
+    local wide = ms.iinfo "int64"
+    assert.is_true(wide.min == -2 ^ 63 and wide.max == 0x7fffffffffffffffLL)
+    assert.are.equal("iinfo(int64: min -9223372036854775808, max 9223372036854775807)", tostring(wide))
     raises("iinfo: the dtype is bool, expected an integer; finfo has the limits of floating point", ms.iinfo, "bool")
     raises("finfo: the dtype is int8, expected floating point; iinfo has the limits of integers", ms.finfo, "int8")
   end)

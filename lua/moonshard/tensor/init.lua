@@ -507,7 +507,8 @@ function methods.element_size(t)
   return lib.ms_dtype_size(info_of(t).dtype)
 end
 
---- The address of the first element; valid while the tensor's storage exists (see ms.from_pointer). Errors: a meta
+--- The address of the first element; valid while the tensor's storage exists (see ms.from_pointer). Read floating-point
+--- elements that may be nan with item or tolist: LuaJIT's FFI takes some NaNs for values of other types. Errors: a meta
 --- tensor.
 ---@return integer
 function methods.data_ptr(t)

@@ -21,10 +21,10 @@ local function dtype_of(x, who)
   return x
 end
 
-local function printed(name, list)
+local function printed(name, format, list)
   return setmetatable(list, { __tostring = function(t)
     local words = {}
-    for _, key in ipairs(t) do words[#words + 1] = ("%s %g"):format(key, t[key]) end
+    for _, key in ipairs(t) do words[#words + 1] = ("%s " .. format):format(key, t[key]) end
     return ("%s(%s: %s)"):format(name, t.dtype, table.concat(words, ", "))
   end })
 end
@@ -41,14 +41,15 @@ function M.finfo(dtype)
   end
   local digits, low, high = row[1], row[2], row[3]
   local max, tiny = (2 - 2 ^ (1 - digits)) * 2 ^ high, 2 ^ low
-  return printed("finfo", { "eps", "max", "min", "tiny", eps = 2 ^ (1 - digits), max = max, min = -max, tiny = tiny,
+  return printed("finfo", "%g", { "eps", "max", "min", "tiny", eps = 2 ^ (1 - digits), max = max, min = -max, tiny = tiny,
     smallest_normal = tiny, resolution = 10 ^ -DECIMALS[dtype],
     bits = 8 * engine.lib.ms_dtype_size(dtypes.numbers[dtype]), dtype = dtype })
 end
 
---- The limits of an integer dtype: min, max, bits, dtype. The max of int64 is rounded to 2^63.
+--- The limits of an integer dtype: min, max, bits, dtype. The max of int64, which no number
+--- holds, is an `int64_t`, as item gives it.
 ---@param dtype string|Tensor  a name, or a tensor of that dtype
----@return { min: number, max: number, bits: integer, dtype: string }
+---@return { min: number, max: number|ffi.cdata*, bits: integer, dtype: string }
 function M.iinfo(dtype)
   dtype = dtype_of(dtype, "iinfo")
   local number = dtypes.numbers[dtype]
@@ -58,7 +59,8 @@ function M.iinfo(dtype)
   local bits = 8 * engine.lib.ms_dtype_size(number)
   local max, min = 2 ^ (bits - 1) - 1, -2 ^ (bits - 1)
   if dtype == "uint8" then max, min = 255, 0 end
-  return printed("iinfo", { "min", "max", min = min, max = max, bits = bits, dtype = dtype })
+  if dtype == "int64" then max = 0x7fffffffffffffffLL end
+  return printed("iinfo", "%d", { "min", "max", min = min, max = max, bits = bits, dtype = dtype })
 end
 
 -- 0: bool, 1: integers, 2: floating point.
