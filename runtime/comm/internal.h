@@ -68,9 +68,9 @@ typedef struct {
 // What one rank requests. The fields that ms__fingerprint_hash reads must be equal on all members; otherwise the
 // collective fails before data moves.
 typedef struct {
-    uint8_t op, dtype, reduction, text_only;  // text_only: do not compare unit and model
-    int32_t root;                             // world rank, or -1
-    uint64_t count;                           // number of elements
+    uint8_t op, dtype, reduction, pad;  // pad: 0
+    int32_t root;                       // world rank, or -1
+    uint64_t count;                     // number of elements
     uint64_t agreed;        // hash of ms_request.agreed, `native`, pieces or parts, scale, the script's shape
     uint64_t part;          // hash of the part of the unit that is communicated; 0: the whole unit
     int64_t step;           // number of the step of ms.steps; -1: none

@@ -38,7 +38,7 @@ uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
 {
     uint64_t h = ms__hash_bytes(MS_HASH_START, p, offsetof(ms_fingerprint, step));
     if (with_step) h = ms__hash_bytes(h, &p->step, sizeof p->step);
-    if (!with_step || p->text_only) return h;
+    if (!with_step) return h;
     h = ms__hash_bytes(h, p->unit, strlen(p->unit));
     return ms__hash_bytes(h, &p->model, sizeof p->model);
 }

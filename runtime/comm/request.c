@@ -75,7 +75,6 @@ static void label(ms_coll *c, const ms_label *l)
         snprintf(p->unit, UNIT_NAME, "%s", l->unit);
         p->model = l->model;
     }
-    p->text_only = l->text_only;
     p->alias = (uint8_t)l->alias;
     p->part = l->part;
     if (MS_UNLIKELY(l->part)) snprintf(p->part_of, PART_OF, "%s", l->part_of);

@@ -35,13 +35,11 @@ typedef struct {
     uint64_t stride, bytes, total;  // in bytes
 } ms_part;
 
-// How errors, reports and recordings describe a collective. The ranks compare part and text_only, and unit and model
-// unless text_only is set.
+// How errors, reports and recordings describe a collective. The ranks compare unit, model and part.
 typedef struct {
     const char *unit;     // name of the unit whose collective this is; NULL: none
     const char *site;     // the script's line; NULL: unknown
     uint32_t model;       // distinguishes models whose units have equal names
-    bool text_only;       // do not compare unit and model
     uint64_t part;        // hash of the part of the unit that is communicated; 0: the whole unit
     const char *part_of;  // description of that part
     int alias;            // index in ms__coll_aliases

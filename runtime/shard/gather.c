@@ -239,7 +239,6 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
                      .n_pieces = post ? 1 : u->memory.n_pieces,
                      .pieces = post ? &slice : u->memory.pieces,
                      .label = ms__unit_label(u, u->name) };
-    r.label.text_only = !post && u->settings.checked;
     if (st == MS_OK) st = ms__collective(&r, &u->state.gather);
     if (u->memory.cast) {
         ms__storage_release(u->memory.cast);  // the collective holds its own reference

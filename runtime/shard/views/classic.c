@@ -191,7 +191,6 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
         }
     } else if (st == MS_OK) {
         ms_label label = ms__unit_label(u, ms__unit_reduced_name(u));
-        label.text_only = u->settings.checked;
         bool narrow = h->kind == MS_COMM_LOW || u->settings.reduce_dtype >= 0;  // the script chose the sum's dtype
         ms_request blocks = { .group = scatter,
                               .op = MS_DIST_REDUCE_SCATTER,

@@ -4,8 +4,8 @@
 ---
 --- In the first iteration, until the end of its first backward, each forward in training mode is compared between the
 --- ranks; a difference is an error on all ranks. In later iterations each rank compares with its own first iteration,
---- without a collective, and warns of a difference: at once, or at the end of an iteration with fewer units. At other
---- debug levels a difference between ranks is still an error, because the fingerprints of collectives name the unit.
+--- without a collective, and warns of a difference: at once, or at the end of an iteration with fewer units. At every
+--- debug level a difference between ranks is an error, because the fingerprints of collectives name the unit.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
@@ -105,7 +105,7 @@ function M.check(unit, m)
   local expected = order.first[order.position]
   if expected == unit then return end
   order.status = "warning"
-  log.warn(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect results or hang.\n%s%s")
+  log.warn(("Forward order differs from that of the first iteration on rank %d.\n%s%s")
     :format((require "moonshard.dist").rank(),
       expected and ("Expected to all-gather for %s but trying to all-gather parameters for "):format(
         order.names[expected])
@@ -122,7 +122,7 @@ local function close_iteration(order)
   if order.status == "warning" then order.status = "warned" end
   if order.status == "none" and order.position > 0 and order.position ~= #order.first then
     order.status = "warned"
-    log.warn(("Forward order differs from that of the first iteration on rank %d. Collectives are unchecked and may give incorrect results or hang.\n"
+    log.warn(("Forward order differs from that of the first iteration on rank %d.\n"
       .. "Expected to all-gather for %d units but the forward ended after %d"):format((require "moonshard.dist").rank(),
       #order.first, order.position))
   end
