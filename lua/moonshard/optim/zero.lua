@@ -123,6 +123,20 @@ local function view_in_blocks(self)
   end
 end
 
+local function in_block(self, p)
+  for _, flat in ipairs(self._blocks[self._owner[p]]) do
+    if lib.ms_same_storage(p.id, flat.id) ~= 0 then return true end
+  end
+  return false
+end
+
+-- A parameter that was converted or moved has memory of its own, which the broadcast of blocks would leave out.
+local function keep_in_blocks(self)
+  local all = true
+  each_param(self, function(p) all = all and in_block(self, p) end)
+  if not all then view_in_blocks(self) end
+end
+
 local function arrange(self)
   partition(self)
   if self._as_view then view_in_blocks(self) end
@@ -213,6 +227,7 @@ function Zero:step(closure)
     result = autograd.enable_grad(closure)
     if self._world > 1 then dist.barrier(self._group) end        -- if one rank's closure failed, no rank may step
   end
+  if self._as_view then keep_in_blocks(self) end
   self.optim:_step_part(self._own)
   if self._world > 1 then no_grad(send_all, self) end
   return result
