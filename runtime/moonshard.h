@@ -431,6 +431,9 @@ MS_API void ms_set_anomaly(int what);
 MS_API ms_status ms_anomaly_line(ms_id t, const char *line);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
 MS_API ms_status ms_set_grad(ms_id t, ms_id grad);  // grad 0 clears it
+// Marks t's gradient as this rank's own, which optimizers and clip_grad_norm_ refuse, or as reduced. A marked gradient
+// counts as reduced once a collective has written it, or a tensor that a collective wrote was copied or assigned to it.
+MS_API ms_status ms_grad_set_local(ms_id t, int on);
 // Hooks: key is a number chosen by the caller, which the events contain. Returns a handle for ms_hook_remove; 0 on
 // failure.
 MS_API double ms_register_hook(ms_id t, double key);       // called before t's gradient is used
@@ -537,7 +540,7 @@ enum {
     MS_UNIT_FULL_PRECISION,
     MS_UNIT_FAKE_GATHER,  // 1: skip the all-gathers, to measure their cost; the results are wrong
     MS_UNIT_FAKE_REDUCE,  // 1: skip the reductions (flat units only), to measure their cost; the results are wrong
-    // 1: the script checks the order of units: collectives do not compare it, and forward gathers no unit early by it
+    // 1: the script checks the order of units, and forward gathers no unit early by it
     MS_UNIT_CHECKED
 };
 MS_API ms_status ms_unit_set(double unit, int what, double value);
@@ -580,7 +583,8 @@ MS_API ms_id ms_unit_full_tensor(ms_id p);
 MS_API ms_status ms_unit_check_reduced(ms_id p);
 // To be called when a script clears p's grad. Drops the reduced gradient that the engine keeps aside while grad holds
 // an unreduced one. Also drops p's gradients that wait in the unit for a reduction if this rank has met an error since
-// the first of them: they belong to work that failed. No-op in a backward, and if p belongs to no unit.
+// the first of them: they belong to work that failed. No-op in a backward. If p belongs to no unit, its grad is no
+// longer marked as this rank's own.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
 MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
 // A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded

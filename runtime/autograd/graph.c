@@ -244,7 +244,25 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
                         ms__tensor_text(g), ms__tensor_text(t));
     ms_leaf *l = ms__leaf_of(t);
     if (!l) return MS_ENOMEM;
-    if (l->grad != g) ms__leaf_set_grad(l, ms__retain(g));
+    if (l->grad == g) return MS_OK;
+    if (ms__grad_is_local(l) && !g->version->collective) g->rank_local = true;
+    ms__leaf_set_grad(l, ms__retain(g));
+    return MS_OK;
+}
+
+bool ms__grad_is_local(const ms_leaf *l)
+{
+    return l && l->grad && l->grad->rank_local && !l->grad->version->collective;
+}
+
+ms_status ms_grad_set_local(ms_id id, int on)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return ms__failure();
+    ms_tensor *g = t->leaf ? t->leaf->grad : NULL;
+    if (!g) return MS_OK;
+    g->rank_local = on != 0;
+    if (on) g->version->collective = false;
     return MS_OK;
 }
 

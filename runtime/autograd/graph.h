@@ -79,6 +79,7 @@ struct ms_node {
 
 ms_leaf *ms__leaf_of(ms_tensor *t);  // the leaf of t, made at the first call; borrowed
 void ms__leaf_release(ms_leaf *l);
+bool ms__grad_is_local(const ms_leaf *l);  // whether l, which may be NULL, has a grad that nn.DDP has not reduced
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g);  // takes ownership of g; NULL clears the gradient
 void ms__node_release(ms_node *n);     // iterative, so that chains of a million nodes do not overflow the stack
 void ms__node_free_saved(ms_node *n);  // called after the node's backward, unless the graph is retained

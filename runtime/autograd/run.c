@@ -94,10 +94,10 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
         "run",        "tensor hook",         "backward of a Function", "module backward hook", "leaf hook",
         "checkpoint", "pre-all-gather hook", "post-all-gather hook",   "reduction hook",       "hook of the all-reduce"
     };
-    // Leaf hooks may be called: DDP's hooks do only work of the engine, which is captured, and Lua refuses all others
-    // (ms_capture_refuse).
+    // Tensor and leaf hooks may be called: DDP's hooks do only work of the engine, which is captured, and Lua refuses
+    // all others (ms_capture_refuse).
     if (MS_UNLIKELY(ms__recording != NULL && q->kind != MS_EV_FUNCTION && q->kind != MS_EV_RECOMPUTE &&
-                    q->kind != MS_EV_LEAF_HOOK)) {
+                    q->kind != MS_EV_LEAF_HOOK && q->kind != MS_EV_TENSOR_HOOK)) {
         (void)ms__capture_refuse("it calls a %s, which repetitions would not call; remove it, or do not capture this "
                                  "step",
                                  names[q->kind]);

@@ -202,6 +202,7 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
         if (c->out.storage) o.out->version->count++;
         status = ms__coll_issue(c, d->async ? work : NULL);
     }
+    if (status == MS_OK && o.out) (o.result ? o.result : o.out)->version->collective = true;
     if (status == MS_OK && o.result) status = ms__copy(o.result, o.out);
     operands_drop(&o);
     return status;

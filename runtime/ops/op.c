@@ -293,6 +293,15 @@ static const char *shapes_of(const ms_call *c)
     return *text ? ms__trace_text("%s", text) : NULL;
 }
 
+// c has changed a gradient that nn.DDP has not reduced (ms_grad_set_local) in place. Zeros, and the result of a
+// collective, are the same on all ranks.
+static void overwritten(ms_call *c)
+{
+    const char *name = c->op->name;
+    if (!strcmp(name, "zero_") || (!strcmp(name, "copy_") && c->in[1]->version->collective))
+        c->in[0]->rank_local = false;
+}
+
 static ms_status dispatch(ms_call *c, bool record)
 {
     const ms_op *op = c->op;
@@ -357,6 +366,7 @@ static ms_status dispatch(ms_call *c, bool record)
         }
         if (MS_UNLIKELY(st != MS_OK)) goto failed;
     }
+    if (MS_UNLIKELY(op->flags & MS_OP_INPLACE && c->in[0] && c->in[0]->rank_local)) overwritten(c);
     if (node) {
         ms__recorder.record(node, c);
         if (op->flags & MS_OP_INPLACE) c->in[0]->version->tape++;

@@ -148,6 +148,7 @@ ms_status ms_unit_drop_saved_grad(ms_id id)
     ms_tensor *t = ms__tensor(id);
     if (!t) return ms__failure();
     unit_param *p = t->unit_param;
+    if (!p && t->leaf && t->leaf->grad) t->leaf->grad->rank_local = false;
     if (!p || (p->owner->context && p->owner->context->in_backward)) return MS_OK;
     unit *u = p->owner;
     ms__drop(&p->saved);

@@ -131,8 +131,22 @@ ms_id ms_unit_full_grad(ms_id id)
 bool ms__unit_unreduced(const ms_tensor *t)
 {
     const unit_param *p = t->unit_param;
-    const ms_tensor *g = p && p->local->leaf ? p->local->leaf->grad : NULL;
+    if (!p) return ms__grad_is_local(t->leaf);
+    const ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL;
     return g && g->unreduced && p->owner->world > 1;
+}
+
+static const char in_ddp[] =
+    "it comes from a backward inside no_sync, or of a forward that was not called through nn.DDP, or one that did not "
+    "reach all parameters of nn.DDP; run a backward that reduces it first. If the script itself has reduced the "
+    "gradient, set the parameter's grad to nil, then to the result";
+
+ms_status ms__unit_refuse_unreduced(const char *who, int k, const ms_tensor *t)
+{
+    return ms__fail(MS_ESTATE, "%s: the gradient of parameter %d, '%s', has not been reduced: %s", who, k + 1,
+                    t->name ? t->name : "?",
+                    t->unit_param ? "it comes from a backward inside no_sync; run a backward outside of no_sync first"
+                                  : in_ddp);
 }
 
 ms_status ms_unit_check_reduced(ms_id id)
@@ -141,6 +155,9 @@ ms_status ms_unit_check_reduced(ms_id id)
     if (!t) return ms__failure();
     const unit_param *p = t->unit_param;
     const unit *u = p ? p->owner : NULL;
+    if (!p && ms__unit_unreduced(t))
+        return ms__fail(MS_ESTATE, "the gradient of parameter '%s' has not been reduced: %s", t->name ? t->name : "?",
+                        in_ddp);
     if (!p || (!ms__unit_unreduced(t) && !p->pending && !u->gradients.partial &&
                !(u->context && u->context->reducing.owner == u)))
         return MS_OK;

@@ -33,6 +33,7 @@ static ms_counter *version_new(void)
     else if (!(v = malloc(sizeof(ms_counter) > sizeof(void *) ? sizeof(ms_counter) : sizeof(void *)))) return NULL;
     v->refs = 1;
     v->count = v->tape = 0;
+    v->collective = false;
     return v;
 }
 
@@ -54,7 +55,7 @@ static ms_tensor *tensor_raw(void)
     if (MS_LIKELY(t != NULL)) spare = (ms_tensor *)t->node;
     else if (!(t = malloc(sizeof *t))) return NULL;
     t->refs = 1;
-    t->requires_grad = t->is_param = t->sharded = t->is_view = t->unreduced = false;
+    t->requires_grad = t->is_param = t->sharded = t->is_view = t->unreduced = t->rank_local = false;
     t->out_index = 0;
     t->node = NULL;
     t->leaf = NULL;

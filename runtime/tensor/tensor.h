@@ -24,6 +24,7 @@ typedef struct ms_leaf ms_leaf;
 typedef struct ms_counter {
     int refs;
     uint32_t count, tape;  // count: number of changes in place; tape: how many of them the tape recorded
+    bool collective;       // a collective that the script called has written the values (ms_grad_set_local)
 } ms_counter;
 
 #define MS_OFF_TAPE UINT32_MAX  // value of `tape` for a view without gradients: from detach(), or made under no_grad
@@ -37,6 +38,7 @@ typedef struct ms_tensor {
     bool is_view;       // made by a view operator (writes in place change its base, too)
     int16_t out_index;  // its index among the node's outputs
     bool unreduced;     // the grad of a unit's parameter, whole and not yet reduced over ranks (views/classic.c)
+    bool rank_local;    // the grad of a parameter that nn.DDP has not reduced yet (ms_grad_set_local)
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];  // strides in elements
     int64_t numel, offset;                            // in elements
     ms_storage *storage;

@@ -73,14 +73,9 @@ static ms_status collect(gradients *s, int n, const ms_id *leaves)
                     GROUPS);
             if (at == s->n_groups) s->groups[s->n_groups++] = group;
             at++;
-            if (ms__unit_unreduced(t))
-                return ms__fail(
-                    MS_ESTATE,
-                    "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a "
-                    "backward inside no_sync; run a backward outside of no_sync first",
-                    k + 1, t->name ? t->name : "?");
-            t = managed->local;
         }
+        if (ms__unit_unreduced(t)) return ms__unit_refuse_unreduced("clip_grad_norm_", k, t);
+        if (managed) t = managed->local;
         ms_tensor *g = t->leaf ? t->leaf->grad : NULL;
         if (t->leaf) ms__grad_is_read(t->leaf);
         if (s->dtype < 0) s->dtype = t->dtype == MS_F64 ? MS_F64 : MS_F32;

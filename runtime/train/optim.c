@@ -281,11 +281,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     ms_tensor *g = p->leaf ? p->leaf->grad : NULL;
     if (p->leaf) ms__grad_is_read(p->leaf);
     if (!g || ms__device(p) == MS_META) return MS_OK;
-    if (unreduced)
-        return ms__fail(MS_ESTATE,
-                        "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward "
-                        "inside no_sync; run a backward outside of no_sync first",
-                        k + 1, p->name ? p->name : "?");
+    if (unreduced) return ms__unit_refuse_unreduced("step", k, leaf);
     if (!ms__is_contiguous(p))
         return ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
     job *j = &s->jobs[s->n_jobs];

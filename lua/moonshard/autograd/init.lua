@@ -180,20 +180,33 @@ local function take_ending()
   return list
 end
 
-local function end_all(which, message)
+-- temporary: whether to leave out callbacks with `stays`.
+local function end_all(which, message, temporary)
   if depth > 0 or not ending then return end
   local list = take_ending()
   for k = 1, #list do
-    if list[k][which] then list[k][which](message) end
+    if list[k][which] and not (temporary and list[k].stays) then list[k][which](message) end
   end
 end
+
+-- Runs so far that were not nested in another; whether the next run is that of ms.grad.
+local outermost, collects_next = 0, false
+--- The number of the outermost active run.
+---@return integer
+function M.run_number() return outermost end
+--- Whether the innermost active run adds gradients to the grad fields of leaves, as backward does and ms.grad does not.
+---@return boolean
+function M.accumulates() return depth == 0 or not pullers[depth].collects end
 
 --- Advances a run to its end and handles its events. run is NULL if the engine failed to create it. tensors: for error
 --- messages.
 local function pull(run, tensors)
+  local collects = collects_next
+  collects_next = false
+  if depth == 0 then outermost = outermost + 1 end
   if run == nil then
     local _, message = pcall(errors.fail_of, tensors)
-    end_all(2, message)
+    end_all(2, message, collects)
     error(message, 0)
   end
   local event = events[depth + 1]
@@ -206,18 +219,18 @@ local function pull(run, tensors)
   if s == EVENT then
     local mine = depth + 1
     local puller, co = pullers[mine], running()
-    puller.run, puller.in_coroutine, puller.co[1] = run, co ~= nil, co
+    puller.run, puller.in_coroutine, puller.co[1], puller.collects = run, co ~= nil, co, collects
     depth = mine
     local ok, message = pcall(pull_events, run, event)
     depth = mine - 1
     if not ok then
-      end_all(2, message)
+      end_all(2, message, collects)
       error(message, 0)
     end
   elseif s ~= DONE then
     local text = failure(event)
     lib.ms_run_abort(run)
-    end_all(2, text)
+    end_all(2, text, collects)
     errors.raise_text(text)
   end
   places.mark()
@@ -335,9 +348,9 @@ function M.grad(outputs, inputs, given)
   local wanted, m, _, given_inputs = id_list(inputs, "grad", "input")
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
+  collects_next = true
   pull(run, list)
-  -- ms.grad changes no grad field, so the callbacks of at_end are not called; those without `stays` are dropped.
-  if depth == 0 and ending then take_ending() end
+  end_all(1, nil, true)                                 -- of a backward that a hook ran
   local found, out, at = {}, {}, 0
   for k = 1, m do
     local id = lib.ms_run_result(run, k - 1)
@@ -467,13 +480,13 @@ function methods.retain_grad(t)
   end)
 end
 
--- The set of leaf hooks whose only effect is work of the engine: captured steps repeat that work without calling them.
+-- The set of hooks whose only effect is work of the engine: captured steps repeat that work without calling them.
 local engine_only = setmetatable({}, { __mode = "k" })
---- As register_post_accumulate_grad_hook, for a hook whose only effect is work of the engine, which a captured step
---- repeats.
+--- As register_post_accumulate_grad_hook for a leaf, and as register_hook for other tensors, for a hook whose only
+--- effect is work of the engine, which a captured step repeats.
 function M.register_engine_hook(t, fn)
   engine_only[fn] = true
-  return t:register_post_accumulate_grad_hook(fn)
+  return t.is_leaf and t:register_post_accumulate_grad_hook(fn) or t:register_hook(fn)
 end
 
 --- Calls fn(p) each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf or
@@ -486,6 +499,7 @@ end
 
 handlers[ffi.C.MS_EV_TENSOR_HOOK] = function(entry, event)
   if not entry then return nil, 0 end
+  if capture.active() and not engine_only[entry.fn] then capture.refuse_hook("a tensor hook", entry.fn) end
   local grad = setmetatable({ id = event["in"][0] }, Tensor)
   local result = entry.fn(grad)
   if result == nil then return nil, 0 end

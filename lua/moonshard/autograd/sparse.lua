@@ -324,6 +324,21 @@ rawset(Sparse, "__newindex", function(t, key, value)
   return Plain.__newindex(t, key, value)
 end)
 
+--- Marks the gradient of a leaf, sparse or not, as this rank's own, which optimizers and clip_grad_norm_ refuse.
+---@param t Tensor
+function M.set_local(t)
+  local g = rawget(t, "_sparse")
+  if g then rawset(g, "_rank_local", true) else errors.check(lib.ms_grad_set_local(t.id, 1), t) end
+end
+
+--- Whether a leaf has a sparse gradient that set_local has marked.
+---@param t Tensor
+---@return boolean
+function M.is_local(t)
+  local g = rawget(t, "_sparse")
+  return g ~= nil and rawget(g, "_rank_local") == true
+end
+
 --- Adds a sparse gradient to the grad of a dense leaf; that grad may be sparse, dense or nil.
 ---@param t Tensor  a dense leaf
 ---@param g SparseTensor  of t's shape
@@ -358,6 +373,7 @@ function M.with_dense_grads(leaves, fn, ...)
       changed = changed or {}
       local whole = g:to_dense()
       if lib.ms_set_grad(leaves[k].id, whole.id) ~= 0 then errors.fail(leaves[k]) end
+      if M.is_local(leaves[k]) then lib.ms_grad_set_local(leaves[k].id, 1) end
       changed[#changed + 1] = leaves[k]
     end
   end

@@ -7,6 +7,7 @@ local errors = require "moonshard.core.errors"
 local listing = require "moonshard.core.listing"
 local opts = require "moonshard.core.opts"
 local shards = require "moonshard.nn.shards"
+local sparse = require "moonshard.autograd.sparse"
 local tensor = require "moonshard.tensor"
 local a_tensor = tensor.a_tensor
 
@@ -41,10 +42,15 @@ local function clip_at_once(params, max_norm, given)
     -- Reads the raw field, because reading p.grad would make an object for every dense gradient.
     local g = rawget(p, "_sparse")
     if g then
+      local is_local = sparse.is_local(p)
       g = g:coalesce()
       p.grad = g
       local leaf = create.empty_like(g:values(), { requires_grad = true })
       leaf.grad = g:values()
+      if is_local then
+        sparse.set_local(p)
+        sparse.set_local(leaf)
+      end
       stand_ins = stand_ins or listing.copy(params)
       stand_ins[k] = leaf
     end

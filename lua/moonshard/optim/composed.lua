@@ -18,6 +18,7 @@ local hooks = require "moonshard.optim.hooks"
 local rows = require "moonshard.optim.rows"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer
 
+local is_local = require "moonshard.autograd.sparse".is_local
 local lib = engine.lib
 local raise = errors.raise
 local ipairs, pairs = ipairs, pairs
@@ -63,6 +64,9 @@ local function step_parameter(self, group, p, k)
   end
   if self._accept then self:_accept(p, k) end
   if lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
+  if is_local(p) then
+    raise("step: the gradient of parameter %d of nn.DDP has not been reduced; run a backward outside of no_sync first", k)
+  end
   local part = shards.part_of(p)
   local g = part.grad
   if g == nil then return end

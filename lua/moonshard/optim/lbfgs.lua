@@ -3,6 +3,7 @@
 local capture = require "moonshard.autograd.capture"
 local opts = require "moonshard.core.opts"
 local dist = require "moonshard.dist"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
@@ -55,6 +56,7 @@ end
 local function flat_grad(group)
   local list = {}
   for k, p in ipairs(group.params) do
+    if engine.lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
     p = shards.part_of(p)
     local g = p.grad
     if g ~= nil and g.is_sparse then g = g:to_dense() end

@@ -21,7 +21,8 @@ local lib, ffi = engine.lib, engine.ffi
 local capture = require "moonshard.autograd.capture"
 local autograd = require "moonshard.autograd"
 local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
-local with_dense_grads = require "moonshard.autograd.sparse".with_dense_grads
+local sparse = require "moonshard.autograd.sparse"
+local with_dense_grads, is_local = sparse.with_dense_grads, sparse.is_local
 local a_tensor = tensor.a_tensor
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
 local is_plain = opts.is_plain
@@ -360,7 +361,7 @@ local function has_peers(self)
   if type(self) == "table" and self._expect_trained and not pcall(self._expect_trained, self) then return false end
   for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do
     for _, p in ipairs(group.params) do
-      if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then return false end
+      if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 or is_local(p) then return false end
     end
     found = found or utils._has_peers(group.params)
   end

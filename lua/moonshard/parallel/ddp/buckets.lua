@@ -114,6 +114,7 @@ function Bucket:give(k, as_view)
   else
     p.grad = view:to(p.dtype)
   end
+  errors.check(engine.lib.ms_grad_set_local(p.id, 0), p)
 end
 
 --- Starts the reduction: the communication hook or, if there is none, the sum over the group divided by `world`.

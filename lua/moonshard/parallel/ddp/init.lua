@@ -4,8 +4,8 @@
 ---
 --- When a parameter's gradient has arrived, it is copied into the flat buffer of its bucket. A bucket is reduced on the
 --- communication queue when it and all earlier buckets are complete, so every rank issues the same collectives in the
---- same order. At the end of the outermost backward the results are copied back. A forward enables this reduction,
---- except inside no_sync and no_grad.
+--- same order. At the end of the outermost backward the results are copied back. Whether a backward does so depends on
+--- the forward that recorded its graph (reducer.lua).
 ---
 --- Unused parameters are found at the end of backward instead of by a search of the graph, so outputs that the loss
 --- does not use and checkpointed regions need no special case.
@@ -26,24 +26,24 @@ local join = require "moonshard.parallel.ddp.join"
 local listing = require "moonshard.core.listing"
 local low_precision = require "moonshard.parallel.ddp.precision"
 local opts = require "moonshard.core.opts"
+local parameters = require "moonshard.parallel.ddp.params"
 local position = require "moonshard.core.position"
 local reducer = require "moonshard.parallel.ddp.reducer"
-local tensor = require "moonshard.tensor"
 local wrapping = require "moonshard.nn.wrapping"
 local base = require "moonshard.nn.module"
-local Embedding = require "moonshard.nn.embedding".Embedding
 local a_module = base.a_module
 
 local set_buckets, make_buckets, forget = reducer.set_buckets, reducer.make_buckets, reducer.forget
-local finish, fail, tell, take_over = reducer.finish, reducer.fail, reducer.tell, reducer.take_over
+local finish, tell, take_over, hook_outputs = reducer.finish, reducer.tell, reducer.take_over, reducer.hook_outputs
 local start_used_map, used_anywhere, GRAPH_CHANGED = reducer.start_used_map, reducer.used_anywhere,
   reducer.GRAPH_CHANGED
-local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
-local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
+local raise, no_grad = errors.raise, autograd.no_grad
+local rawget, rawset, type, ipairs, pcall, error = rawget, rawset, type, ipairs, pcall, error
 
 --- Wraps a module that every rank holds whole: all ranks start with rank 0's parameters and buffers, and backward
 --- computes the mean of all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module.
---- Errors: models that differ between ranks.
+--- Errors: parameters or buffers that differ between ranks in name, order, shape, dtype or in what is frozen; in a
+--- later forward, trained parameters that were added or replaced after the module was wrapped.
 ---@class DDP: Module
 ---@field module Module  the wrapped module
 ---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
@@ -69,16 +69,30 @@ local OPTIONS = {
   mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
 }
 
--- The module's buffers that DDP broadcasts: persistent or not, without ignored ones.
-local function buffers_of(m, st)
-  local list = {}
-  for name, b in m:named_buffers() do
-    if not st.ignored[name] then list[#list + 1] = b end
-  end
-  return list
-end
+local function buffers_of(m, st) return (parameters.buffers(m, st.ignored)) end
 
-local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
+-- Takes the trained ones of these parameters for reduction, and begins anew. After the first iteration, buckets are
+-- rebuilt in the order in which gradients arrived, so one bucket for each dtype and device suffices until then. With
+-- find_unused_parameters buckets are not rebuilt.
+local function arrange(st, found)
+  local params, names, number, late, order = {}, {}, {}, {}, {}
+  for k, p in ipairs(found.all) do
+    if p.requires_grad and not (st.delayed and st.delayed.has[p]) then
+      local at = #params + 1
+      params[at], names[at], number[p] = p, found.names[k], at
+      if found.late[p] then late[#late + 1] = at end
+    end
+  end
+  st.params, st.names, st.number, st.ignored = params, names, number, found.ignored
+  st.late, st.is_late = late, found.late
+  st.static = st.options.static_graph and #params > 0
+  st.find_unused = st.options.find_unused_parameters and not st.static and #params > 0
+  st.skip_unused = st.options.skip_all_reduce_unused_params and st.find_unused
+  st.synced_backwards, st.rebuilt, st.counts, st.arrival, st.expected, st.static_used = 0, false, {}, {}, nil, nil
+  for k = #params, 1, -1 do order[#order + 1] = params[k] end
+  set_buckets(st, order, st.find_unused and st.limits or { math.huge })
+  if st.delayed then st.delayed:prepare(st.reduce_dtype) end
+end
 
 --- Units reduce sharded parameters of the module (fsdp.fully_shard, fsdp.FSDP); DDP handles the others.
 function DDP:init(m, given)
@@ -96,80 +110,50 @@ function DDP:init(m, given)
   local world = dist.world_size(group)
   if not dist.rank(group) then raise("DDP: this rank is not a member of %s", tostring(group)) end
 
-  local policy, as_they_are = low_precision.check(o.mixed_precision), {}
-  local ignored = {}
-  for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
-  -- Parameters with sparse gradients are reduced at the end of backward: such gradients are not stored in the engine's
-  -- leaves and are complete only then.
-  local late = {}
-  for _, sub in ipairs(m:modules()) do
-    if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
+  local policy, found = low_precision.check(o.mixed_precision), parameters.find(m)
+  local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, found.late)
+  checks.devices(found.all)
+  local st = {
+    group = group, world = world, options = o, delayed = delayed, known = {}, has_hook = {}, hooked = {},
+    limits = { math.min(pieces.MIB, o.bucket_cap_mb * pieces.MIB), o.bucket_cap_mb * pieces.MIB },
+    as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers, ignored = found.ignored,
+    sync = true, armed = false, started = false, used = {}, marked = {}, has_local = false,
+  }
+  if o.init_sync then parameters.check_same(st, m, found) end
+  local trained
+  for _, p in ipairs(found.all) do
+    st.known[p], trained = true, trained or p.requires_grad
   end
-  local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
-  -- Skip sharded parameters, which units reduce.
-  for _, sub in ipairs(m:modules()) do
-    for _, name in ipairs(sub._params) do
-      local p = sub._slots[name]
-      if p ~= nil and is_sharded(p) then as_they_are[p] = true end
+  if not trained then
+    if found.sharded then
+      raise("DDP: parameter '%s' is already sharded, and there is no other parameter for DDP to reduce", found.sharded)
     end
-  end
-  local params, names, all = {}, {}, {}
-  local sharded
-  for name, p in m:named_parameters() do
-    if as_they_are[p] then ignored[name], sharded = true, sharded or name end
-    if not ignored[name] then
-      if p.id < 0 then
-        raise("DDP: parameter '%s' is a %s, expected a plain tensor; DDP does not reduce gradients of tensor classes", name, p:class_name())
-      end
-      all[#all + 1] = p
-      if p.requires_grad and not (delayed and delayed.has[p]) then params[#params + 1], names[#names + 1] = p, name end
-    else
-      as_they_are[p] = true
-    end
-  end
-  if #params == 0 and not delayed then
-    if sharded then raise("DDP: parameter '%s' is already sharded, and there is no other parameter for DDP to reduce", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
-  local replicated = listing.copy(all)
-  checks.devices(all)
-  if o.init_sync then checks.same_model(params, group) end
-  local finds = o.find_unused_parameters and not o.static_graph and #params > 0
   self.module = m
   rawget(self, "_slots").training = m.training
-  local st = {
-    group = group, world = world, params = params, names = names, ignored = ignored, cap = o.bucket_cap_mb * pieces.MIB,
-    find_unused = finds, static = o.static_graph and #params > 0, counts = {},
-    skip_unused = o.skip_all_reduce_unused_params and finds,
-    delayed = delayed, as_view = o.gradient_as_bucket_view, broadcast_buffers = o.broadcast_buffers,
-    sync = true, armed = false, started = false, synced_backwards = 0, used = {}, marked = {}, arrival = {},
-  }
+  st.weak = setmetatable({ st }, { __mode = "v" })
   rawset(self, "_ddp", st)
   if policy then
-    st.low = low_precision.new(m, policy, as_they_are)
+    st.low = low_precision.new(m, policy, found.others)
     st.reduce_dtype = function(p) return st.low:reduce_dtype(p) end
     if policy.buffer_dtype then low_precision.cast_buffers(buffers_of(m, st), policy.buffer_dtype) end
   end
   if o.init_sync then
     no_grad(function()
+      local all = listing.copy(found.all)
       for _, b in ipairs(buffers_of(m, st)) do all[#all + 1] = b end
       pieces.broadcast(all, group)
     end)
   end
-  local order = {}
-  for k = #params, 1, -1 do order[#order + 1] = params[k] end
-  st.limits = { math.min(pieces.MIB, st.cap), st.cap }
-  st.late, st.is_late = {}, late
-  for k, p in ipairs(params) do
-    if late[p] then st.late[#st.late + 1] = k end
-  end
-  -- After the first iteration, buckets are rebuilt in the order in which gradients arrived, so one bucket for each
-  -- dtype and device suffices until then. With find_unused_parameters buckets are not rebuilt.
-  set_buckets(st, order, st.find_unused and st.limits or { math.huge })
-  if delayed then delayed:prepare(st.reduce_dtype) end
-  reducer.hook_parameters(st)
+  arrange(st, found)
+  parameters.note(st, m)
+  reducer.hook_parameters(st, found.all)
   local replicas = world > 1 and (group or dist.default_group()) or nil
-  for _, p in ipairs(replicated) do rawset(p, "_replicas", replicas) end
+  for k, p in ipairs(found.all) do
+    rawset(p, "_replicas", replicas)
+    errors.check(engine.lib.ms_set_name(p.id, found.names[k]), p)
+  end
 end
 
 DDP.init = calls.several(DDP.init)
@@ -224,21 +208,6 @@ local function rebuild(st, source)
   set_buckets(st, params, st.limits)
 end
 
--- Calls fn on each tensor in v that requires a gradient, also inside tables. Returns whether there was one, or v has an
--- object or a function, in which there may be one.
-local function each_tensor(v, fn, seen)
-  if is_tensor(v) then
-    if v.requires_grad then fn(v) end
-    return v.requires_grad
-  end
-  if not opts.may_hold_tensors(v) then return type(v) == "table" or type(v) == "function" end
-  if seen[v] then return false end
-  seen[v] = true
-  local found = false
-  for _, x in pairs(v) do found = each_tensor(x, fn, seen) or found end
-  return found
-end
-
 -- Wrappers that have run a forward outside of no_sync, as keys. If a backward fails before it reaches a parameter of a
 -- wrapper whose forward awaits a backward, the error is published, because the peers wait in the reductions.
 local waiting = setmetatable({}, { __mode = "k" })
@@ -255,27 +224,14 @@ local function expect(st)
   end, true)
 end
 
--- Enables the reduction after a forward outside of no_sync. Where parameters may be unused, or have sparse gradients,
--- hooks on the outputs detect a backward that reaches no parameter of this rank; if no output requires a gradient,
--- unused parameters are reduced at once.
+-- Enables the reduction after a forward outside of no_sync. Where parameters may be unused and no output requires a
+-- gradient, unused parameters are reduced at once.
 local function prepare(st, ...)
   forget(st)
+  if #st.params == 0 and not st.delayed then return end  -- all are frozen now
   st.armed = true
   expect(st)
-  if not st.find_unused and not st.static and #st.late == 0 then return end
-  local found = false
-  for k = 1, select("#", ...) do
-    found = each_tensor((select(k, ...)), function(t)
-      if t.is_leaf then return end
-      t:register_hook(function()
-        if st.armed and not st.queued then
-          st.queued, st.started = true, true
-          autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
-        end
-      end)
-    end, {}) or found
-  end
-  if not found and (st.find_unused or st.static) then no_grad(finish, st) end
+  if not hook_outputs(st, true, ...) and (st.find_unused or st.static) then no_grad(finish, st) end
 end
 
 local function synced(st, ok, ...)
@@ -293,6 +249,23 @@ local function run(st, module, ...)
   return module(...)
 end
 
+local function local_only(st, ...)
+  hook_outputs(st, false, ...)
+  return ...
+end
+
+-- Follows changes of the module's parameters.
+local function refresh(st, module)
+  if not parameters.changed(st) then return end
+  local found = parameters.find_again(st, module)
+  if st.join then raise "DDP: parameters were frozen, unfrozen or converted inside join, in which ranks that have finished take no part" end
+  capture.refuse "parameters of DDP were frozen, unfrozen or converted; capture the step after a step without capture"
+  if st.options.init_sync then parameters.check_same(st, module, found) end
+  arrange(st, found)
+  parameters.note(st, module)
+  reducer.hook_parameters(st, found.all)
+end
+
 -- The communication of a forward outside of no_sync, before the module runs.
 local begin = calls.several(function(st, module)
   -- Not inside join: ranks that have finished would not take part in realign.
@@ -300,6 +273,7 @@ local begin = calls.several(function(st, module)
   check_prior(st)
   local source = st.join and join.notify(st, true)
   no_grad(function()
+    refresh(st, module)
     rebuild(st, source)
     make_buckets(st)
     if st.delayed and #st.delayed.buckets == 0 then st.delayed:prepare(st.reduce_dtype) end
@@ -316,17 +290,23 @@ local function note_state(st, list)
     raise "captured step: no_sync, join or a communication hook of DDP was used after the step was recorded; capture the step again"
   end
   for _, name in ipairs { "sync", "join", "hook", "buckets", "lists" } do list.element(st, name, changed) end
+  if st.waiting then raise "captured step: its backward did not reach all parameters of DDP, so their gradients were not reduced" end
+  list.always(function() reducer.unmark(st) end)
 end
 
 function DDP:forward(...)
   local st = rawget(self, "_ddp")
   local module = self._slots.module
-  st.since = engine.lib.ms_dist_errors()
-  if not (st.sync and autograd.is_grad_enabled()) then
-    st.armed, st.passed_over = false, nil
-    if st.join and autograd.is_grad_enabled() then join.notify(st, false) end
-    return run(st, module, ...)
+  if not autograd.is_grad_enabled() then return run(st, module, ...) end
+  if not st.sync then
+    if parameters.changed(st) then
+      local found = parameters.find_again(st, module)
+      reducer.hook_parameters(st, found.all)
+    end
+    if st.join then join.notify(st, false) end
+    return local_only(st, run(st, module, ...))
   end
+  st.since = engine.lib.ms_dist_errors()
   take_over(st)
   capture.note(st, note_state)
   begin(st, module)
@@ -381,7 +361,7 @@ local function leave(st, before, ...)
 end
 
 --- Runs fn without reducing the gradients of forwards inside it: gradients accumulate on each rank until the next
---- backward outside.
+--- backward of a forward outside. Until then optimizers and clip_grad_norm_ refuse them.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

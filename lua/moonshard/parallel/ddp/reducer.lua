@@ -2,19 +2,28 @@
 --- Reduces DDP's gradients during backward: fills buckets as gradients arrive, starts the reductions of complete ones,
 --- and copies the results back at the end of the outermost backward (docs/semantics.md#ddp). `st` is the state of one
 --- DDP wrapper, made by its constructor.
+---
+--- The forward that recorded a graph decides whether its gradients are reduced, whatever ran since. Its outputs have
+--- hooks. A backward that reaches an output of a forward outside of no_sync arms the wrapper: gradients that arrive
+--- later are reduced. In a backward that only reaches outputs of forwards inside no_sync they stay on this rank. A
+--- forward outside of no_sync also arms the wrapper when it runs, for graphs with other outputs than those that it
+--- returned. Until a gradient is reduced it is marked in the engine, and optimizers and clipping refuse it.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
+local capture = require "moonshard.autograd.capture"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local hooks = require "moonshard.parallel.ddp.hooks"
-local listing = require "moonshard.core.listing"
 local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.dist.pieces"
+local tensor = require "moonshard.tensor"
 
-local raise, no_grad = errors.raise, autograd.no_grad
-local ipairs, pcall, error = ipairs, pcall, error
+local set_local = require "moonshard.autograd.sparse".set_local
+local raise, no_grad, is_tensor = errors.raise, autograd.no_grad, tensor.is_tensor
+local ipairs, pcall, error, rawget, select, type, next = ipairs, pcall, error, rawget, select, type, next
 
 -- ---- buckets -------------------------------------------------------------------------------------
 
@@ -67,6 +76,30 @@ local function forget(st)
   for _, b in ipairs(st.buckets) do b:reset() end
   if st.delayed then st.delayed:forget() end
   st.next, st.marked, st.waiting, st.armed, st.queued, st.left, st.map_known = 1, {}, false, false, false, nil, false
+end
+
+local function mark_local(st, p)
+  if st.world == 1 then return end
+  st.has_local = true
+  set_local(p)
+end
+
+-- Marks the gradients of parameters whose arrival is not seen.
+local function mark_late(st)
+  for _, k in ipairs(st.late) do
+    local p = st.params[k]
+    if p.grad then
+      st.used[p] = true
+      mark_local(st, p)
+    end
+  end
+end
+
+--- Takes back all marks, before a captured step that reduces all gradients is repeated.
+local function unmark(st)
+  if not st.has_local then return end
+  st.has_local = false
+  for _, p in ipairs(st.hooked) do errors.check(engine.lib.ms_grad_set_local(p.id, 0), p) end
 end
 
 -- Copies the results back into the gradients. The gradient of a parameter that no rank used does not change.
@@ -210,7 +243,7 @@ local function finish_now(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
   -- Incomplete buckets may be completed by another backward.
-  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end
+  if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return mark_late(st) end
   if st.find_unused and not st.skip_unused or first_static then
     start_used_map(st)
     used = used_anywhere(st)
@@ -228,10 +261,6 @@ local function finish_now(st)
     for _, b in ipairs(st.buckets) do b:ended(true) end
     if st.overlapped then st.overlapped.finish(st.buckets) end
   end)
-  st.passed_over = {}
-  for _, p in ipairs(st.params) do
-    if st.find_unused and not is_used(st, p) then st.passed_over[p] = true end
-  end
   st.synced_backwards = st.synced_backwards + 1
   st.used = {}
   forget(st)
@@ -247,21 +276,32 @@ local function finish(st)
   end
 end
 
-local function finish_later(st)
-  st.started, st.waiting = true, true
+-- outputs_only: an output was reached, but no parameter yet.
+local function finish_later(st, outputs_only)
+  st.started = true
+  if not outputs_only then st.waiting = true end
   if st.queued then return end
   st.queued = true
   autograd.at_end(function() finish(st) end, function(message) fail(st, message) end)
 end
 
--- Called when the gradient of the k-th parameter has arrived.
-local function arrived(st, k)
-  local p = st.params[k]
-  st.used[p] = true
-  if not st.armed then
-    if st.passed_over and st.passed_over[p] then raise(MARKED_TWICE, k, st.names[k]) end
-    return
+-- A gradient of p has arrived. Whether it is reduced in this backward.
+local function is_reduced(st, p)
+  mark_local(st, p)
+  local now = autograd.run_number()
+  if st.armed and (st.local_run ~= now or st.synced_run == now) then return true end
+  if st.world > 1 then
+    capture.refuse "it leaves gradients of DDP unreduced, as in no_sync; run such steps without ms.capture"
   end
+  return false
+end
+
+-- Called when the gradient of a parameter has arrived. One without a number was frozen until the last forward outside
+-- of no_sync; the next such forward gives it a bucket.
+local function arrived(st, p)
+  local k = st.number[p]
+  st.used[p] = true
+  if not is_reduced(st, p) or not k then return end
   if st.marked[p] and not st.static then raise(MARKED_TWICE, k, st.names[k]) end
   finish_later(st)
   if st.synced_backwards == 0 and not st.counts[k] then st.arrival[#st.arrival + 1] = k end
@@ -271,45 +311,103 @@ end
 
 -- Called when the gradient of a delayed parameter, or of param_to_hook_all_reduce, has arrived.
 local function delayed_arrived(st, p)
-  if not st.armed then return end
+  if not is_reduced(st, p) then return end
   finish_later(st)
   st.delayed:arrived(p, st.group, st.world)
 end
 
--- Maps a parameter to the wrapper that handles its gradient; if there are several wrappers, the last that ran forward.
--- Keys and values are weak references (a value is st.weak), so the table keeps neither parameters nor wrappers alive.
+-- Maps a parameter to the wrapper that handles its gradient; if there are several wrappers, the last whose forward ran
+-- or whose output a backward reached. Keys and values are weak references (a value is st.weak), so the table keeps
+-- neither parameters nor wrappers alive.
 local owner = setmetatable({}, { __mode = "k" })
+local last_owner
 
 local function take_over(st)
-  if owner[st.hooked[1]] == st.weak then return end
+  if last_owner == st.weak then return end
+  last_owner = st.weak
   for _, p in ipairs(st.hooked) do owner[p] = st.weak end
 end
 
-local function hook_parameters(st)
-  local weak = setmetatable({ st }, { __mode = "v" })
-  st.weak, st.hooked = weak, listing.copy(st.params)
-  local function hook(k, p, fn, what)
+--- Hooks those of these parameters that are trained and have no hook yet.
+---@param params Parameter[]
+local function hook_parameters(st, params)
+  local weak, hooked = st.weak, st.hooked
+  local function hook(p, fn)
+    local k = #hooked + 1
+    hooked[k], st.has_hook[p] = p, true
     autograd.register_engine_hook(p, function()
       local alive = weak[1]
-      if alive and owner[alive.hooked[k]] == weak then no_grad(fn, alive, what or alive.hooked[k]) end
+      if alive and owner[alive.hooked[k]] == weak then no_grad(fn, alive, alive.hooked[k]) end
     end)
   end
-  for k, p in ipairs(st.params) do hook(k, p, arrived, k) end
   local delayed = st.delayed
-  for k = 1, delayed and #delayed.params or 0 do
-    local at = #st.hooked + 1
-    st.hooked[at] = delayed.params[k]
-    hook(at, st.hooked[at], delayed_arrived)
+  local has = delayed and delayed.has or {}
+  for _, p in ipairs(params) do
+    if p.requires_grad and not st.has_hook[p] then hook(p, has[p] and delayed_arrived or arrived) end
   end
-  if delayed and not delayed.has[delayed.hook] then
-    st.hooked[#st.hooked + 1] = delayed.hook
-    hook(#st.hooked, delayed.hook, delayed_arrived)
-  end
+  if delayed and not st.hooks_delayed and not has[delayed.hook] then hook(delayed.hook, delayed_arrived) end
+  st.hooks_delayed = true
+  last_owner = nil
   take_over(st)
+end
+
+-- Called when a gradient has reached an output of a forward; synced: the forward was outside of no_sync.
+local function reached(st, synced)
+  if not autograd.accumulates() then return end
+  local now = autograd.run_number()
+  if not synced then
+    if st.local_run ~= now and #st.late > 0 then autograd.at_end(function() mark_late(st) end) end
+    st.local_run = now
+    return
+  end
+  st.synced_run = now
+  take_over(st)
+  if not st.armed then                                  -- the forward's gradients, or a later one's, have been reduced
+    if st.join then
+      raise "DDP: inside join, a forward was followed by a second backward, in which ranks that have finished take no part"
+    end
+    forget(st)
+    st.armed, st.since = true, engine.lib.ms_dist_errors()
+  end
+  if st.find_unused or st.static or #st.late > 0 then finish_later(st, true) end
+end
+
+-- Calls fn on each tensor in v that requires a gradient, also inside tables and objects. Returns whether there was one,
+-- or v has an object or a function, in which there may be one.
+local function each_tensor(v, fn, seen)
+  if is_tensor(v) then
+    if v.id < 0 then
+      local found = false
+      for _, part in ipairs(tensor.flat { v }) do found = each_tensor(part, fn, seen) or found end
+      return found
+    end
+    if v.requires_grad then fn(v) end
+    return v.requires_grad
+  end
+  if type(v) ~= "table" then return type(v) == "function" end
+  if rawget(v, "_slots") then return true end           -- a module
+  if seen[v] then return false end
+  seen[v] = true
+  local found = not opts.may_hold_tensors(v)
+  for _, x in next, v do found = each_tensor(x, fn, seen) or found end
+  return found
+end
+
+--- Hooks the outputs of a forward. Returns whether one requires a gradient, or may.
+---@param synced boolean  whether the forward was outside of no_sync
+local function hook_outputs(st, synced, ...)
+  local found, seen = false, {}
+  for k = 1, select("#", ...) do
+    found = each_tensor((select(k, ...)), function(t)
+      if not t.is_leaf then autograd.register_engine_hook(t, function() reached(st, synced) end) end
+    end, seen) or found
+  end
+  return found
 end
 
 return {
   set_buckets = set_buckets, make_buckets = make_buckets, forget = forget, start_used_map = start_used_map,
   used_anywhere = used_anywhere, some_used = some_used, tell = tell, fail = fail, abandon = abandon, finish = finish,
-  take_over = take_over, hook_parameters = hook_parameters, GRAPH_CHANGED = GRAPH_CHANGED,
+  take_over = take_over, hook_parameters = hook_parameters, hook_outputs = hook_outputs, unmark = unmark,
+  GRAPH_CHANGED = GRAPH_CHANGED,
 }
