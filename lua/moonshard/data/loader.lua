@@ -221,8 +221,8 @@ local function or_next(self, first, ...)
 end
 
 --- The next batch, without end: after the last batch of an epoch comes the first of the next. Loops over `epoch`
---- between two calls do not matter; the first call continues a loop that was left. The batch belongs to the scope around
---- the call, such as a step of ms.steps.
+--- between two calls do not matter; the first call continues a loop that was left. The batch belongs to the scope
+--- around the call, such as a step of ms.steps.
 ---@return any  the batch's values
 function DataLoader:next()
   local walk = self.steady                                 -- that of the calls of `next`
