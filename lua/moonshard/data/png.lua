@@ -157,8 +157,10 @@ function M.decode(text, who)
     or adaptive ~= 0 or interlaced > 1 or h.width == 0 or h.height == 0 or h.width >= 2 ^ 31 or h.height >= 2 ^ 31 then
     return nil, "has a header that PNG does not have"
   end
+  if h.width * h.height >= 2 ^ 28 then
+    return nil, ("has %d x %d pixels, expected less than 2^28"):format(h.width, h.height)
+  end
   local passes, total = passes_of(h)
-  if total >= 2 ^ 30 then return nil, "has 1 GiB of pixels or more, which cannot be read" end
   local raw = zlib.inflate(chunks.IDAT, 1, zlib.ZLIB, who, total)
   if #raw < total then return nil, "is damaged: its compressed data are invalid or incomplete" end
   local put, channels, pixels = target(h, chunks)
