@@ -120,7 +120,7 @@ open(sys.argv[1], "wb").write(text)
     assert.are.equal(1, (tensors.ids - 2 ^ 53):item())
     assert.are.same({ 0.5, -2 }, tensors.half:tolist())
     python([[
-import sys
+import os, sys
 folder, source, right = sys.argv[1:]
 code = compile(open("scripts/convert").read(), "scripts/convert", "exec")
 text, right = open(source, "rb").read(), open(right, "rb").read()
@@ -129,6 +129,8 @@ for mask in 255, 1:
     copies += [text[:at] + bytes([text[at] ^ mask]) + text[at + 1:] for at in range(0, len(text), 11)]
 copy, out = folder + "/copy.pt", folder + "/converted"
 for k, data in enumerate(copies):
+    if os.path.exists(copy):
+        os.remove(copy)
     open(copy, "wb").write(data)
     sys.argv = ["convert", copy, out]
     try:
