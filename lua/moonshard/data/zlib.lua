@@ -21,6 +21,7 @@ unsigned long moonshard_crc32(unsigned long, const uint8_t *, unsigned) __asm__(
 local M = { DEFLATE = -15, ZLIB = 15, GZIP = 31 }
 
 local CHUNK, MAGIC = 262144, "\31\139"
+local chunk                                              -- a buffer that all calls use: members may be short and many
 
 local function library(who) return raw.library({ "libz.so.1", "z" }, "zlib1g", who) end
 
@@ -34,15 +35,16 @@ local function library(who) return raw.library({ "libz.so.1", "z" }, "zlib1g", w
 ---@return integer? after  the position after the data; nil: they are invalid, incomplete, or longer than the limit
 function M.inflate(text, at, format, who, limit)
   local z = library(who)
-  local s, out, parts, total = ffi.new "moonshard_z_stream", ffi.new("uint8_t[?]", CHUNK), {}, 0
+  chunk = chunk or ffi.new("uint8_t[?]", CHUNK)
+  local s, parts, total = ffi.new "moonshard_z_stream", {}, 0
   s.next_in, s.avail_in = ffi.cast("const uint8_t *", text) + at - 1, #text - at + 1
   if z.moonshard_inflate_init(s, format, "1", ffi.sizeof(s)) ~= 0 then errors.raise("%s: no memory for zlib", who) end
   ffi.gc(s, z.moonshard_inflate_end)
   local status
   repeat
-    s.next_out, s.avail_out = out, CHUNK
+    s.next_out, s.avail_out = chunk, CHUNK
     status = z.moonshard_inflate(s, 0)
-    parts[#parts + 1] = ffi.string(out, CHUNK - s.avail_out)
+    parts[#parts + 1] = ffi.string(chunk, CHUNK - s.avail_out)
     total = total + CHUNK - s.avail_out
     local more = status == 0 and (s.avail_in > 0 or s.avail_out == 0) and total <= (limit or math.huge)
   until not more
