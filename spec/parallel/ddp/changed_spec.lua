@@ -219,7 +219,10 @@ for world = 1, 4 do
         net.a:requires_grad_(false)
         local m = nn.DDP(net)
         if rank == world - 1 then net.a:requires_grad_(true) end
-        refused(function() m(input(rank)):sum():backward() end)
+        local why = refused(function() m(input(rank)):sum():backward() end)
+        if rank == world - 1 then
+          assert.truthy(why:find("on this rank, parameter 'a.weight' was unfrozen after the module was wrapped", 1, true), why)
+        end
       end)
     end
   end)

@@ -260,7 +260,12 @@ local function refresh(st, module)
   local found = parameters.find_again(st, module)
   if st.join then raise "DDP: parameters were frozen, unfrozen or converted inside join, in which ranks that have finished take no part" end
   capture.refuse "parameters of DDP were frozen, unfrozen or converted; capture the step after a step without capture"
-  if st.options.init_sync then parameters.check_same(st, module, found) end
+  if st.options.init_sync then
+    local ok, why = pcall(parameters.check_same, st, module, found)
+    if not ok then
+      error(("%s; on this rank, %s after the module was wrapped"):format(why, parameters.what_changed(st, found)), 0)
+    end
+  end
   arrange(st, found)
   parameters.note(st, module)
   reducer.hook_parameters(st, found.all)

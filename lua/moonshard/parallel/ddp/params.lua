@@ -117,6 +117,21 @@ function M.find_again(st, m)
   return found
 end
 
+--- Says for messages what has happened to the first parameter that has changed.
+---@return string
+function M.what_changed(st, found)
+  local seen, at = st.seen, {}
+  for k, p in ipairs(seen.params) do at[p] = k end
+  for k, p in ipairs(found.all) do
+    local info, old = info_of(p), at[p]
+    local how = not old and "added" or info.requires_grad < seen.trained[old] and "frozen"
+      or info.requires_grad > seen.trained[old] and "unfrozen"
+      or (info.dtype ~= seen.dtype[old] or info.device ~= seen.device[old]) and "converted"
+    if how then return ("parameter '%s' was %s"):format(found.names[k], how) end
+  end
+  return "a parameter was removed"
+end
+
 --- Raises on all ranks unless their parameters and buffers have the same names, shapes and dtypes in the same order,
 --- and the same parameters are trained. Collective.
 ---@param found DDPParams

@@ -396,12 +396,13 @@ end
 --- Hooks the outputs of a forward. Returns whether one requires a gradient, or may.
 ---@param synced boolean  whether the forward was outside of no_sync
 local function hook_outputs(st, synced, ...)
-  local found, seen = false, {}
-  for k = 1, select("#", ...) do
-    found = each_tensor((select(k, ...)), function(t)
-      if not t.is_leaf then autograd.register_engine_hook(t, function() reached(st, synced) end) end
-    end, seen) or found
+  local found, seen, name = false, {}, synced and "on_synced" or "on_local"
+  local hook = st[name] or function() reached(st, synced) end
+  st[name] = hook
+  local function register(t)
+    if not t.is_leaf then autograd.register_engine_hook(t, hook) end
   end
+  for k = 1, select("#", ...) do found = each_tensor((select(k, ...)), register, seen) or found end
   return found
 end
 
