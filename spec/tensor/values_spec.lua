@@ -133,7 +133,7 @@ describe("int64 values beyond 2^53", function()
     local fits = "expected a whole number from -2^63 to below 2^63, because of the 64-bit integers"
     raises("tensor: element 1 is a number (0.5), " .. fits, ms.tensor, { 0.5, 3LL })
     raises("tensor: element 2 is a number (0.5), " .. fits, ms.tensor, { 3LL, 0.5 })
-    raises("tensor: element 1 is a 64-bit integer (9223372036854775808ULL), " .. fits .. "; tonumber(x) makes a number of it",
+    raises("tensor: element 1 is a 64-bit integer (9223372036854775808ULL), " .. fits .. "; tonumber(x) rounds it",
       ms.tensor, { 9223372036854775808ULL })
     raises("tensor: there are 64-bit integers (LL), which need dtype int64, but option 'dtype' is 'float32'",
       ms.tensor, { 5LL }, { dtype = "float32" })
@@ -197,7 +197,7 @@ describe("int64 values beyond 2^53", function()
   it("are not logged as metrics, whose numbers are doubles", function()
     local folder = process.temp_folder()
     local run = ms.run.start { out = folder .. "/run", quiet = true }
-    raises("run:log: 'seen' is a 64-bit integer (9007199254740993LL), expected a number; tonumber(x) makes a number of it",
+    raises("run:log: 'seen' is a 64-bit integer (9007199254740993LL), expected a number; tonumber(x) rounds it",
       run.log, run, { seen = ms.tensor(BIG) })
     run:finish()
     process.remove_folder(folder)

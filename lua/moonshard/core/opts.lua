@@ -112,7 +112,8 @@ function M.wrong(value, text, label, ...)
   local instead = mt and text:find "^a tensor" and rawget(mt, "__for_a_tensor")
   local is_empty = type(value) == "table" and not mt and next(value) == nil and text:find "list"
   if errors.is_int64(value) and text:find "number" then
-    instead = text:find "^a tensor" and "ms.tensor(x) makes an int64 tensor of it, exactly" or "tonumber(x) makes a number of it"
+    instead = text:find "^a tensor" and "ms.tensor(x) makes an int64 tensor of it, exactly"
+      or math.abs(tonumber(value)) < 2 ^ 53 and "tonumber(x) makes a number of it" or "tonumber(x) rounds it"
   end
   errors.raise("%s is %s, expected %s%s", label, is_empty and "an empty list" or errors.kind(value), text,
     instead and "; " .. instead or (label:find "option" or text == "a tensor") and "" or M.by_position(value))
