@@ -11,6 +11,7 @@ local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
 
 local engine = require "moonshard.core.ffi"
+local opts = require "moonshard.core.opts"
 
 ---@class moonshard
 local ms = { version = engine.ffi.string(engine.lib.ms_release_name()) }
@@ -46,6 +47,8 @@ merge(require "moonshard.tensor.random", "manual_seed", "seed", "initial_seed", 
 merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
+opts.seal(ms)
+
 -- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing",
   "distributions" }
@@ -53,6 +56,8 @@ local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", metrics = "
   testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",
   record_memory_history = "tools.memory", lr_range_test = "tools.lr_range" }
+local parts = { nn = { "F", "init", "utils", "Module" }, optim = { "lr_scheduler", "swa_utils" }, fsdp = { "wrap" },
+  data = { "transforms" } }
 local elsewhere = { doctor = "tools.doctor", cuda = "tools.cuda" }
 for name, from in pairs(functions) do elsewhere[name] = from end
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end
@@ -69,6 +74,8 @@ setmetatable(ms, {
         errors.raise("'%s' is not in this version of moonshard", name)
       end
       local module = require(path)
+      if type(module) == "table" then opts.seal(module) end
+      for _, part in ipairs(parts[name] or {}) do opts.seal(module[part]) end
       local value = functions[name] and module[name] or module
       if value == module and type(module) == "table" and getmetatable(module) == nil then errors.closed(module, name) end
       rawset(ms, name, value)

@@ -151,13 +151,24 @@ local calls = setmetatable({}, { __index = function(t, n)
   local names = {}
   for k = 1, n do names[k] = "a" .. k end
   local list = table.concat(names, ", ")
-  local code = ("local f, none, who = ... return function(%s) if more ~= nil then none(who, more) end return f(%s) end")
-    :format(n > 0 and list .. ", more" or "more", list)
+  local code = ("local f, none, who = ... return function(%s) if more ~= nil then none(who, more, last) end return f(%s) end")
+    :format(n > 0 and list .. ", more, last" or "more, last", list)
   t[n] = string.dump(loadstring(code), true)
   return t[n]
 end })
 
 local here = debug.getinfo(1, "S").source
+
+-- The wrappers that check the arguments after the last one.
+local checked = setmetatable({}, { __mode = "k" })
+
+-- Returns `fn` with n arguments, wrapped so that up to two arguments after them are passed to none(who, more, last).
+-- original: the function that has the annotations.
+local function followed_by(none, who, fn, n, original)
+  local wrapper = loadstring(calls[n], here)(fn, none, who)
+  M.original[wrapper], checked[wrapper] = original, true
+  return wrapper
+end
 
 --- Wraps fn so that options after its last argument are an error.
 ---@param who string  the function's name in messages
@@ -166,9 +177,7 @@ local here = debug.getinfo(1, "S").source
 function M.fixed(who, fn)
   local info = debug.getinfo(fn, "u")
   assert(not info.isvararg, who)
-  local wrapper = loadstring(calls[info.nparams], here)(fn, M.none, who)
-  M.original[wrapper] = fn
-  return wrapper
+  return followed_by(M.none, who, fn, info.nparams, fn)
 end
 
 --- Replaces functions of a table by wrappers made by M.fixed. prefix: put before the name in messages.
@@ -177,6 +186,36 @@ end
 ---@param prefix? string  such as "cuda."
 function M.fix(functions, names, prefix)
   for _, name in ipairs(names) do functions[name] = M.fixed((prefix or "") .. name, functions[name]) end
+end
+
+-- Raises if one of the arguments after the last one is a table of options that is not empty.
+local function nothing_after_options(who, more, last)
+  if M.is(more) and next(more) ~= nil or M.is(last) and next(last) ~= nil then
+    errors.raise("%s: a table of options follows the last argument, expected one table of options at most", who)
+  end
+end
+
+--- Makes options after the last argument an error for all functions of a table whose last argument is `given`, the
+--- options, and for such constructors of its classes. Names that begin with "_" are left out.
+---@param functions table  functions and classes, by name
+function M.seal(functions)
+  for name, value in pairs(functions) do
+    local holder, key = functions, name
+    if type(value) == "table" and rawget(value, "__isa") and rawget(value, "__name") then
+      holder, key, value = value, "init", rawget(value, "init")
+    end
+    if type(name) == "string" and name:sub(1, 1) ~= "_" and type(value) == "function" then
+      local original, is_checked = value, checked[value]
+      while M.original[original] do
+        original = M.original[original]
+        is_checked = is_checked or checked[original]
+      end
+      local info = debug.getinfo(original, "u")
+      if not is_checked and not info.isvararg and debug.getlocal(original, info.nparams) == "given" then
+        rawset(holder, key, followed_by(nothing_after_options, name, value, info.nparams, original))
+      end
+    end
+  end
 end
 
 -- ---- options --------------------------------------------------------------------------------------
@@ -208,6 +247,19 @@ end
 
 --- Whether x can be a table of options. Tensors, modules, classes, groups and lists are never options.
 function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end
+
+--- For an argument that may be left out before the options: if it is a table of options, it is the options. Errors: the
+--- options are given, too.
+---@param who string  the function's name in messages
+---@param value any  the argument
+---@param given table?  the options
+---@return any value  nil if the argument was left out
+---@return table? given
+function M.shift(who, value, given)
+  if not M.is(value) then return value, given end
+  if given ~= nil then errors.raise("%s: two tables of options, expected one", who) end
+  return nil, value
+end
 
 local results = setmetatable({}, { __mode = "k" })
 --- Declares that a table is the second result of a function, not options: where it stands in place of options, as in
@@ -312,9 +364,10 @@ end
 jit.off(M.verify)
 jit.off(M.check)
 
---- Raises if `more`, the argument after the last one, is a table of options that is not empty.
-function M.none(who, more)
+--- Raises if one of `more` and `last`, the arguments after the last one, is a table of options that is not empty.
+function M.none(who, more, last)
   if M.is(more) and next(more) ~= nil then M.check(who, more, {}) end
+  if M.is(last) and next(last) ~= nil then M.check(who, last, {}) end
 end
 
 --- Returns the number of positional arguments, and the table of options after them, if there is one.

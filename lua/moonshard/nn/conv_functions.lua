@@ -110,7 +110,7 @@ local transposed_spec = { stride = opts.any, padding = opts.any, output_padding 
   groups = opts.whole_from(1) }
 
 local function call(who, d, transposed, x, w, b, given)
-  if opts.is(b) then b, given = nil, b end
+  b, given = opts.shift(who, b, given)
   local o = opts(who, given, transposed and transposed_spec or spec)
   opts.expect(x, a_tensor, "%s: argument 1", who)
   opts.expect(w, a_tensor, "%s: weight", who)

@@ -22,7 +22,7 @@ local specs = { rnn = rnn_spec, lstm = lstm_spec, gru = spec }
 local function construct(self, input_size, hidden_size, given)
   local name = self:class_name()
   local o = opts(name, given, specs[self._kind_of_step])
-  opts.expect(input_size, opts.whole_from(0), "%s: argument 1, the size of the input,", name)
+  opts.expect(input_size, opts.whole_from(1), "%s: argument 1, the size of the input,", name)
   opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the hidden size,", name)
   opts.need(o.dropout >= 0 and o.dropout <= 1, o.dropout, "a number from 0 to 1", "%s: option 'dropout'", name)
   local proj_size = o.proj_size or 0
@@ -173,6 +173,7 @@ local function recurrent_class(name, kind)
       for key, value in pairs(given) do copy[key] = value end
       return construct(self, input_size, hidden_size, copy)
     end
+    num_layers, given = opts.shift(name, num_layers, given)
     return construct(self, input_size, hidden_size, num_layers == nil and given or num_layers)
   end
   --- Fills all parameters with uniform numbers in +-1/sqrt(hidden_size).

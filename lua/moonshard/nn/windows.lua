@@ -51,7 +51,7 @@ local specs = {
 ---@param kind "max"|"avg"|"power"|"unpool"|"unpool layer"  the options that are accepted
 ---@param stride any  the stride; nil: that of the options, else the kernel's size; or the options in place of `given`
 function M.arguments(who, kind, dims, kernel, stride, given)
-  if opts.is(stride) then stride, given = nil, stride end
+  stride, given = opts.shift(who, stride, given)
   local o = opts(who, given, specs[kind == "avg" and dims == 1 and "avg1d" or kind])
   if stride ~= nil and o.stride ~= nil then raise("%s: the stride is given twice, as argument and as option", who) end
   o.kernel = sizes_of(who, "the kernel's size", kernel, dims, 1)

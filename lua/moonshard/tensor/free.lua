@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Methods of tensors that are functions of ms, too, with the tensor as first argument: `ms.exp(x)` is `x:exp()`.
 --- Activations that are not in the list are functions of nn.F, but not of ms.
+local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 require "moonshard.tensor.functions"
 require "moonshard.tensor.products"
@@ -10,6 +11,9 @@ require "moonshard.tensor.index"
 require "moonshard.tensor.order"
 require "moonshard.tensor.diagonals"
 local linalg = require "moonshard.tensor.special.linalg"
+
+opts.seal(tensor.methods)
+opts.seal(linalg)
 
 local M = {}
 for name in ([[
