@@ -259,6 +259,8 @@ typedef struct {
 //   hardtanh                                    f: low, high
 //   threshold                                   f: limit, value
 //   leaky_relu                                  f: slope
+//   hardshrink softshrink                       f: lambda
+//   logit                                       f: low, high (-inf, inf: none)
 //   celu                                        f: alpha
 //   polygamma                                   f: order
 //   elu                                         f: alpha, scale
@@ -278,8 +280,8 @@ typedef struct {
 //   squeeze                                     i: dim... (none: all of size 1)
 //   unsqueeze                                   i: dim
 //   split                                       i: dim, size, size... (a single size: of every piece)
-//   sum mean prod all any                       i: keepdim?, dim... (none: all)
-//   var std                                     i: keepdim?, correction?, dim... (correction 1)
+//   sum mean prod all any amax amin             i: keepdim?, dim... (none: all)
+//   var std                                     i: keepdim?, dim...; f: correction? (1)
 //   norm                                        i: keepdim?, dim...; f: p
 //   max min logsumexp                           i: dim, keepdim?
 //   argmax argmin                               i: dim?, keepdim?

@@ -133,7 +133,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "nn.Dropout { p = 0.1 }",
   "Dropout: dropout probability has to be between 0 and 1, but got table; 'p' is given by position, not by name" },
   { "nn.LSTM { input_size = 2, hidden_size = 3 }",
-  "LSTM: argument 1, the size of the input, is a table, expected a whole number from 0; 'hidden_size' is given by position, not by name" },
+  "LSTM: argument 1, the size of the input, is a table, expected a whole number from 1; 'hidden_size' is given by position, not by name" },
   { "nn.BatchNorm2d { num_features = 3 }",
   "BatchNorm2d: the number of channels must be a whole number from 0, got a table; 'num_features' is given by position, not by name" },
   { "nn.F.softmax(x, { dim = 2 })",

@@ -10,7 +10,7 @@
 // Kernels in rows/reductions.c:
 // clang-format off
 #define MS_CPU_REDUCE(X)                                                                                    \
-    X(sum) X(mean) X(prod) X(all) X(any) X(var) X(std) X(norm) X(max_all) X(min_all) X(max) X(min) X(argmax) X(argmin) \
+    X(sum) X(mean) X(prod) X(all) X(any) X(var) X(std) X(norm) X(max_all) X(min_all) X(amax) X(amin) X(max) X(min) X(argmax) X(argmin) \
     X(logsumexp) X(cumsum) X(prod_backward)
 // clang-format on
 // Kernels in index/index.c:

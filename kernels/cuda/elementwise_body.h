@@ -9,6 +9,8 @@
 #define C c
 #define MASK_A (a != 0)
 #define MASK_B (b != 0)
+#define FAR 1
+#define FOR_ANGLE FOR_FLOATS
 template <> struct formula<REAL> {
     typedef REAL T;
     // Computes formula `code`. GAMMA: it is a formula that calls a gamma function, otherwise any other.
@@ -27,6 +29,8 @@ template <> struct formula<REAL> {
 #undef C
 #undef MASK_A
 #undef MASK_B
+#undef FAR
+#undef FOR_ANGLE
 #undef FOR_FLOATS
 #undef FOR_DOUBLE
 #undef FOR_WHOLE

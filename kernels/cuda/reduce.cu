@@ -28,6 +28,8 @@ static ms_status run_all(ms_call *c) { return simple(c, 1, COUNT, ALL); }
 static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY); }
 static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS); }
 static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS); }
+static ms_status run_amax(ms_call *c) { return simple(c, 1, LARGEST, AS_IS); }
+static ms_status run_amin(ms_call *c) { return simple(c, 1, SMALLEST, AS_IS); }
 
 static ms_status run_norm(ms_call *c)
 {
@@ -42,15 +44,15 @@ static ms_status run_norm(ms_call *c)
     return run_fold<double>(c->op->name, c->out[0], plan_of(c, 1), { kind, NULL, e }, how, tensor_of(c->out[0]));
 }
 
-// Computes the mean, then the squared deviations from it. The call's integers: keepdim, correction, dims.
+// Computes the mean, then the squared deviations from it. The call's number: correction; integers: keepdim, dims.
 static ms_status variance(ms_call *c, int how)
 {
-    fold_plan p = plan_of(c, 2);
+    fold_plan p = plan_of(c, 1);
     const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     scratch room;
     if (p.outputs == 0) return MS_OK;
-    double n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
+    double n = (double)p.length, divisor = n - (c->n_f > 0 ? c->f[0] : 1);
     MS_TRY(room_for(c, &room, p.outputs));
     double *mean = (double *)room.data;
     MS_TRY(run_fold<double>(what, o, p, { SUM }, { MEAN, n }, doubles_of(mean)));
@@ -430,5 +432,6 @@ ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_t
 extern const ms_cuda_kernel ms__cuda_reduce[];
 #define ROW(name) { #name, run_##name },
 const ms_cuda_kernel ms__cuda_reduce[] = { ROW(sum) ROW(mean) ROW(prod) ROW(all) ROW(any) ROW(var) ROW(std) ROW(norm)
-                                               ROW(max_all) ROW(min_all) ROW(max) ROW(min) ROW(argmax) ROW(argmin)
-                                                   ROW(logsumexp) ROW(cumsum) ROW(prod_backward) { NULL, NULL } };
+                                               ROW(max_all) ROW(min_all) ROW(amax) ROW(amin) ROW(max) ROW(min)
+                                                   ROW(argmax) ROW(argmin) ROW(logsumexp) ROW(cumsum)
+                                                       ROW(prod_backward) { NULL, NULL } };

@@ -33,8 +33,8 @@ MS_FN void ms_draw_normal_f64(const uint32_t w[4], double mean, double std, doub
 {
     double u = (double)(((uint64_t)w[0] << 32 | w[1]) >> 11) * 0x1p-53 + 0x1p-54;
     double r = ms_sqrt_f64(-2.0 * ms_log_f64(u)), t = 6.28318530717958647693 * ms_uniform_f64(w[2], w[3]);
-    out[0] = mean + std * (r * ms_cos_f64(t));
-    out[1] = mean + std * (r * ms_sin_f64(t));
+    out[0] = mean + std * (r * ms_cos_f64(t, 0));
+    out[1] = mean + std * (r * ms_sin_f64(t, 0));
 }
 // An integer in [low, low + width).
 MS_FN int64_t ms_draw_integer(uint32_t high, uint32_t low_word, int64_t low, uint64_t width)

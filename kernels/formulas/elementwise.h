@@ -3,7 +3,7 @@
 // R(name) defined, and MS_INTEGER for int64_t. R(ms_exp) and similar functions come from math32.h.
 //
 // fwd: the value. bwd: the gradient of the input, from the gradient of the output (g) and a saved input x or output y.
-// NaN propagates as in PyTorch: the formulas rely on comparisons with NaN being false.
+// NaN propagates as in PyTorch, in gradients too: the formulas rely on comparisons with NaN being false.
 
 #ifndef MS_FORMULAS_ONCE
 #define MS_FORMULAS_ONCE
@@ -35,6 +35,11 @@ MS_FN REAL R(ms_fwd_pow)(REAL a, REAL b)
     for (; b; b >>= 1, f *= f)
         if (b & 1) r *= f;
     return (REAL)r;
+}
+MS_FN REAL R(ms_fwd_clamp)(REAL x, REAL low, REAL high)
+{
+    REAL t = x < low ? low : x;
+    return t > high ? high : t;
 }
 MS_FN REAL R(ms_fwd_floor)(REAL x) { return x; }
 MS_FN REAL R(ms_fwd_ceil)(REAL x) { return x; }
@@ -79,6 +84,11 @@ MS_FN REAL R(ms_fwd_floor_divide)(REAL a, REAL b)
 }
 MS_FN REAL R(ms_fwd_maximum)(REAL a, REAL b) { return ((a != a) | (a > b)) ? a : b; }
 MS_FN REAL R(ms_fwd_minimum)(REAL a, REAL b) { return ((a != a) | (a < b)) ? a : b; }
+MS_FN REAL R(ms_fwd_clamp)(REAL x, REAL low, REAL high)
+{
+    REAL t = ((x < low) | (low != low)) ? low : x;
+    return ((t > high) | (high != high)) ? high : t;
+}
 #endif
 
 MS_FN REAL R(ms_fwd_add_scaled)(REAL a, REAL b, REAL s) { return R(ms_fwd_add)(a, R(ms_fwd_mul)(s, b)); }
@@ -87,13 +97,8 @@ MS_FN REAL R(ms_fwd_cube)(REAL x) { return R(ms_fwd_mul)(R(ms_fwd_mul)(x, x), x)
 MS_FN REAL R(ms_fwd_copy)(REAL x) { return x; }
 MS_FN REAL R(ms_fwd_relu)(REAL x) { return x < 0 ? 0 : x; }
 MS_FN REAL R(ms_fwd_sign)(REAL x) { return (REAL)((0 < x) - (x < 0)); }
-MS_FN REAL R(ms_fwd_clamp)(REAL x, REAL low, REAL high)
-{
-    REAL t = x < low ? low : x;
-    return t > high ? high : t;
-}
 
-// ---- floating-point types ----
+// ---- floating-point types; `far`: formulas/math32.h ----
 
 #ifndef MS_INTEGER
 MS_FN REAL R(ms_fwd_div)(REAL a, REAL b) { return a / b; }
@@ -101,8 +106,8 @@ MS_FN REAL R(ms_fwd_exp)(REAL x) { return R(ms_exp)(x); }
 MS_FN REAL R(ms_fwd_log)(REAL x) { return R(ms_log)(x); }
 MS_FN REAL R(ms_fwd_sqrt)(REAL x) { return R(ms_sqrt)(x); }
 MS_FN REAL R(ms_fwd_rsqrt)(REAL x) { return 1 / R(ms_sqrt)(x); }
-MS_FN REAL R(ms_fwd_sin)(REAL x) { return R(ms_sin)(x); }
-MS_FN REAL R(ms_fwd_cos)(REAL x) { return R(ms_cos)(x); }
+MS_FN REAL R(ms_fwd_sin)(REAL x, int far) { return R(ms_sin)(x, far); }
+MS_FN REAL R(ms_fwd_cos)(REAL x, int far) { return R(ms_cos)(x, far); }
 MS_FN REAL R(ms_fwd_tanh)(REAL x) { return R(ms_tanh)(x); }
 MS_FN REAL R(ms_fwd_sigmoid)(REAL x) { return 1 / (1 + R(ms_exp)(-x)); }
 MS_FN REAL R(ms_fwd_silu)(REAL x) { return x / (1 + R(ms_exp)(-x)); }
@@ -118,7 +123,7 @@ MS_FN REAL R(ms_fwd_erfinv)(REAL x)
 {
     return R(ms_abs)(x) < 1 ? R(ms_erfinv)(x) : R(ms_abs)(x) == 1 ? x / (x - x) : (x - x) / (x - x);
 }
-MS_FN REAL R(ms_fwd_tan)(REAL x) { return R(ms_tan)(x); }
+MS_FN REAL R(ms_fwd_tan)(REAL x, int far) { return R(ms_tan)(x, far); }
 MS_FN REAL R(ms_fwd_asin)(REAL x) { return R(ms_asin)(x); }
 MS_FN REAL R(ms_fwd_acos)(REAL x) { return R(ms_acos)(x); }
 MS_FN REAL R(ms_fwd_atan)(REAL x) { return R(ms_atan)(x); }
@@ -132,6 +137,14 @@ MS_FN REAL R(ms_fwd_atan2)(REAL a, REAL b) { return R(ms_atan2)(a, b); }
 MS_FN REAL R(ms_fwd_hypot)(REAL a, REAL b) { return R(ms_hypot)(a, b); }
 MS_FN REAL R(ms_fwd_copysign)(REAL a, REAL b) { return R(ms_copysign)(a, b); }
 MS_FN REAL R(ms_fwd_xlogy)(REAL a, REAL b) { return ((a == 0) & (b == b)) ? 0 : a * R(ms_log)(b); }
+MS_FN REAL R(ms_fwd_prelu)(REAL x, REAL w) { return x > 0 ? x : w * x; }
+// The logarithms of p and 1 - p, at least -100.
+MS_FN REAL R(ms_log_of_one)(REAL p) { return R(ms_fwd_maximum)(R(ms_log)(p), -100); }
+MS_FN REAL R(ms_log_of_zero)(REAL p) { return R(ms_fwd_maximum)(R(ms_log1p)(-p), -100); }
+MS_FN REAL R(ms_fwd_binary_cross_entropy)(REAL p, REAL y)
+{
+    return (y - 1) * R(ms_log_of_zero)(p) - y * R(ms_log_of_one)(p);
+}
 // Two equal infinities give that infinity, not NaN.
 MS_FN REAL R(ms_fwd_logaddexp)(REAL a, REAL b)
 {
@@ -150,6 +163,11 @@ MS_FN REAL R(ms_fwd_softplus)(REAL x, REAL s, REAL t) { return x * s > t ? x : R
 MS_FN REAL R(ms_fwd_mish)(REAL x) { return x * R(ms_tanh)(R(ms_fwd_softplus)(x, 1, 20)); }
 MS_FN REAL R(ms_fwd_hardsigmoid)(REAL x) { return R(ms_fwd_clamp)(x + 3, 0, 6) / 6; }
 MS_FN REAL R(ms_fwd_hardswish)(REAL x) { return x * R(ms_fwd_clamp)(x + 3, 0, 6) / 6; }
+MS_FN REAL R(ms_fwd_logit)(REAL x, REAL low, REAL high)
+{
+    REAL p = R(ms_fwd_clamp)(x, low, high);
+    return R(ms_log)(p / (1 - p));
+}
 MS_FN REAL R(ms_fwd_softsign)(REAL x) { return x / (1 + R(ms_abs)(x)); }
 MS_FN REAL R(ms_fwd_logsigmoid)(REAL x) { return R(ms_fwd_minimum)(x, 0) - R(ms_log1p)(R(ms_exp)(-R(ms_abs)(x))); }
 MS_FN REAL R(ms_fwd_gelu)(REAL x) { return (REAL)0.5 * x * (1 + R(ms_erf)(x * (REAL)MS_SQRT_HALF)); }
@@ -160,12 +178,12 @@ MS_FN REAL R(ms_fwd_gelu_tanh)(REAL x)
     return x / (1 + R(ms_exp)(-2 * u));
 }
 
-MS_FN REAL R(ms_bwd_relu)(REAL g, REAL y) { return y > 0 ? g : 0; }
+MS_FN REAL R(ms_bwd_relu)(REAL g, REAL y) { return y <= 0 ? 0 : g; }
 MS_FN REAL R(ms_bwd_abs)(REAL g, REAL x) { return g * R(ms_fwd_sign)(x); }
 MS_FN REAL R(ms_bwd_sqrt)(REAL g, REAL y) { return g / (2 * y); }
 MS_FN REAL R(ms_bwd_rsqrt)(REAL g, REAL y) { return (REAL)-0.5 * g * y * y * y; }
-MS_FN REAL R(ms_bwd_sin)(REAL g, REAL x) { return g * R(ms_cos)(x); }
-MS_FN REAL R(ms_bwd_cos)(REAL g, REAL x) { return -g * R(ms_sin)(x); }
+MS_FN REAL R(ms_bwd_sin)(REAL g, REAL x, int far) { return g * R(ms_cos)(x, far); }
+MS_FN REAL R(ms_bwd_cos)(REAL g, REAL x, int far) { return -g * R(ms_sin)(x, far); }
 MS_FN REAL R(ms_bwd_tanh)(REAL g, REAL y) { return g * (1 - y * y); }
 MS_FN REAL R(ms_bwd_sigmoid)(REAL g, REAL y) { return g * y * (1 - y); }
 MS_FN REAL R(ms_bwd_silu)(REAL g, REAL x)
@@ -191,6 +209,11 @@ MS_FN REAL R(ms_bwd_cosh)(REAL g, REAL x) { return g * R(ms_sinh)(x); }
 MS_FN REAL R(ms_bwd_asinh)(REAL g, REAL x) { return g / R(ms_sqrt)(1 + x * x); }
 MS_FN REAL R(ms_bwd_acosh)(REAL g, REAL x) { return g / R(ms_sqrt)((x - 1) * (x + 1)); }
 MS_FN REAL R(ms_bwd_atanh)(REAL g, REAL x) { return g / ((1 - x) * (1 + x)); }
+MS_FN REAL R(ms_bwd_logit)(REAL g, REAL x, REAL low, REAL high)
+{
+    REAL v = x * (1 - x);
+    return ((x < low) | (x > high)) ? 0 : v < 0 ? R(ms_sqrt)(v) : g / v;  // outside of [0, 1] NaN, as the value
+}
 MS_FN REAL R(ms_bwd_leaky_relu)(REAL g, REAL x, REAL s) { return x > 0 ? g : s * g; }
 MS_FN REAL R(ms_bwd_elu)(REAL g, REAL x, REAL s, REAL t) { return g * t * (x > 0 ? 1 : s * R(ms_exp)(x)); }
 MS_FN REAL R(ms_bwd_lgamma)(REAL g, REAL x) { return g * R(ms_fwd_digamma)(x); }
@@ -204,7 +227,7 @@ MS_FN REAL R(ms_bwd_mish)(REAL g, REAL x)
     return g * (y + x * (1 - y * y) / (1 + R(ms_exp)(-x)));
 }
 MS_FN REAL R(ms_bwd_hardsigmoid)(REAL g, REAL x) { return ((x > -3) & (x < 3)) ? g / 6 : 0; }
-MS_FN REAL R(ms_bwd_hardswish)(REAL g, REAL x) { return x <= -3 ? 0 : x < 3 ? g * (x / 3 + (REAL)0.5) : g; }
+MS_FN REAL R(ms_bwd_hardswish)(REAL g, REAL x) { return x <= -3 ? 0 : x >= 3 ? g : g * (x / 3 + (REAL)0.5); }
 MS_FN REAL R(ms_bwd_softsign)(REAL g, REAL x)
 {
     REAL d = 1 + R(ms_abs)(x);
@@ -234,9 +257,9 @@ MS_FN REAL R(ms_bwd_second_pow)(REAL g, REAL a, REAL b)
     return ((a == 0) & (b >= 0)) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a);
 }
 MS_FN REAL R(ms_bwd_first_pow)(REAL g, REAL a, REAL b) { return R(ms_bwd_pow_scalar)(g, a, b); }
-MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
-MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
-MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
+MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * (s / x / x); }
+MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return ((s == 0) & (y <= 1)) ? 0 : g * y * R(ms_log)(s); }
+MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * (a / b / b); }  // b * b may overflow
 // An input of +inf receives the whole gradient. An input of -inf receives none, even when all inputs are -inf.
 MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y)
 {
@@ -250,16 +273,21 @@ MS_FN REAL R(ms_bwd_norm_p)(REAL g, REAL x, REAL n, REAL p)
     return n == 0 || x == 0 ? 0 : g * R(ms_fwd_sign)(x) * R(ms_pow)(R(ms_abs)(x) / n, p - 1);
 }
 // Equal inputs share the gradient.
-MS_FN REAL R(ms_bwd_first_maximum)(REAL g, REAL a, REAL b) { return a > b ? g : a == b ? (REAL)0.5 * g : 0; }
-MS_FN REAL R(ms_bwd_first_minimum)(REAL g, REAL a, REAL b) { return a < b ? g : a == b ? (REAL)0.5 * g : 0; }
+MS_FN REAL R(ms_bwd_first_maximum)(REAL g, REAL a, REAL b) { return a < b ? 0 : a == b ? (REAL)0.5 * g : g; }
+MS_FN REAL R(ms_bwd_first_minimum)(REAL g, REAL a, REAL b) { return a > b ? 0 : a == b ? (REAL)0.5 * g : g; }
 MS_FN REAL R(ms_bwd_second_maximum)(REAL g, REAL a, REAL b) { return R(ms_bwd_first_maximum)(g, b, a); }
 MS_FN REAL R(ms_bwd_second_minimum)(REAL g, REAL a, REAL b) { return R(ms_bwd_first_minimum)(g, b, a); }
 MS_FN REAL R(ms_bwd_first_fmod)(REAL g, REAL a, REAL b) { return (void)a, (void)b, g; }
 MS_FN REAL R(ms_bwd_second_fmod)(REAL g, REAL a, REAL b) { return -g * R(ms_trunc)(a / b); }
 MS_FN REAL R(ms_bwd_first_remainder)(REAL g, REAL a, REAL b) { return (void)a, (void)b, g; }
 MS_FN REAL R(ms_bwd_second_remainder)(REAL g, REAL a, REAL b) { return -g * R(ms_fwd_floor_divide)(a, b); }
-MS_FN REAL R(ms_bwd_first_atan2)(REAL g, REAL a, REAL b) { return g * b / (a * a + b * b); }
-MS_FN REAL R(ms_bwd_second_atan2)(REAL g, REAL a, REAL b) { return -g * a / (a * a + b * b); }
+// The gradient at the origin is 0.
+MS_FN REAL R(ms_bwd_first_atan2)(REAL g, REAL a, REAL b)
+{
+    REAL r = R(ms_hypot)(a, b);
+    return r == 0 ? 0 : g * (b / r / r);
+}
+MS_FN REAL R(ms_bwd_second_atan2)(REAL g, REAL a, REAL b) { return R(ms_bwd_first_atan2)(g, b, -a); }
 MS_FN REAL R(ms_bwd_first_hypot)(REAL g, REAL a, REAL b) { return g * a / R(ms_hypot)(a, b); }
 MS_FN REAL R(ms_bwd_second_hypot)(REAL g, REAL a, REAL b) { return g * b / R(ms_hypot)(a, b); }
 MS_FN REAL R(ms_bwd_first_copysign)(REAL g, REAL a, REAL b)
@@ -269,6 +297,16 @@ MS_FN REAL R(ms_bwd_first_copysign)(REAL g, REAL a, REAL b)
 MS_FN REAL R(ms_bwd_second_copysign)(REAL g, REAL a, REAL b) { return (void)g, (void)a, (void)b, 0; }
 MS_FN REAL R(ms_bwd_first_xlogy)(REAL g, REAL a, REAL b) { return ((a == 0) & (b <= 0)) ? 0 : g * R(ms_log)(b); }
 MS_FN REAL R(ms_bwd_second_xlogy)(REAL g, REAL a, REAL b) { return g * a / b; }
+MS_FN REAL R(ms_bwd_first_prelu)(REAL g, REAL x, REAL w) { return x > 0 ? g : w * g; }
+MS_FN REAL R(ms_bwd_second_prelu)(REAL g, REAL x, REAL w) { return (void)w, x > 0 ? 0 : g * x; }
+MS_FN REAL R(ms_bwd_first_binary_cross_entropy)(REAL g, REAL p, REAL y)
+{
+    return g * (p - y) / R(ms_fwd_maximum)(p * (1 - p), (REAL)1e-12);
+}
+MS_FN REAL R(ms_bwd_second_binary_cross_entropy)(REAL g, REAL p, REAL y)
+{
+    return (void)y, g * (R(ms_log_of_zero)(p) - R(ms_log_of_one)(p));
+}
 MS_FN REAL R(ms_bwd_first_logaddexp)(REAL g, REAL a, REAL b) { return g / (1 + R(ms_exp)(b - a)); }
 MS_FN REAL R(ms_bwd_second_logaddexp)(REAL g, REAL a, REAL b) { return g / (1 + R(ms_exp)(a - b)); }
 MS_FN REAL R(ms_bwd_clamp)(REAL g, REAL x, REAL low, REAL high) { return ((x >= low) & (x <= high)) ? g : 0; }

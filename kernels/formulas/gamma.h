@@ -80,6 +80,7 @@ MS_GAMMA_FN double ms_polygamma_of(double n, double x)
 {
     if (n == 0) return ms_digamma_of(x);
     if (x != x) return x;
+    if (x - x != 0) return x > 0 ? 0 : (x - x) / (x - x);
     if (x <= 0 && x == __builtin_floor(x)) return __builtin_inf();
     if (x < -1e6) return (x - x) / (x - x);  // nan: the recurrence would take too long
     double s = n + 1, sum = 0, factor = 1;

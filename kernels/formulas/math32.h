@@ -4,7 +4,7 @@
 // explicit fma, so that every ISA level and device gives the same bits (level v1 has no fma and calls libm's fmaf,
 // which is slow). spec/kernels/math32_spec.lua bounds their errors over samples of their arguments: exp and log 1 ulp,
 // erf 1.03 ulp (1.0283 is the largest over all arguments from 5e-7 to 5), tanh, sine and cosine 3 ulp, tangent and
-// erfinv 4 ulp.
+// erfinv 4 ulp. Only the sine, cosine and tangent of far arguments (ms_is_far) take a branch.
 #ifndef MS_MATH32_H
 #define MS_MATH32_H
 
@@ -127,17 +127,38 @@ MS_FN void ms__sincos_quarter_f32(float r, int32_t q, float *sine, float *cosine
     *sine = q & 2 ? -a : a;
     *cosine = (q + 1) & 2 ? -b : b;
 }
-// Reduces the argument in double, accurately for |x| up to about 2^24.
-MS_FN void ms_sincos_f32(float x, float *sine, float *cosine)
+// Functions of an angle x take `far`: 0 promises that x is not far, and the function then has no branch. The loops of
+// the CPU look for far arguments first (cpu/elementwise/elementwise.c); the GPU passes 1.
+MS_FN int ms_is_far_f32(float x) { return ms_abs_f32(x) > 1048576.0f; }
+MS_FN int ms_is_far_f64(double x) { return (void)x, 0; }
+// Reduces |x| > 2^20 as Payne and Hanek do. x = m 2^(s-3): the product of m and 2^(s-3) 2/pi is formed modulo 4 in
+// fixed point, from the 128 bits of 2/pi whose products with m are below 4. Infinity and NaN give NaN.
+MS_FN double ms__reduce_far_f32(float x, int32_t *q)
+{
+    const uint64_t t0 = 0x0517cc1b727220a9u, t1 = 0x4fe13abe8fa9a6eeu;  // 2/pi, 59 bits of t0 after the point
+    const uint64_t t2 = 0x06db14acc9e21c82u, t3 = 0x0ff28b1d5ef5de2bu;
+    uint32_t bits = ms__float_bits(x);
+    int s = (int)((bits >> 23) & 0xff) - 147, shift = s & 63;
+    uint64_t m = (bits & 0x007fffffu) | 0x00800000u;
+    uint64_t a = s < 64 ? t0 : t1, b = s < 64 ? t1 : t2, c = s < 64 ? t2 : t3;
+    uint64_t high = a << shift | b >> 1 >> (63 - shift), low = b << shift | c >> 1 >> (63 - shift);
+    uint64_t turn = m * high + (m * (low >> 32) >> 32);  // quarters of a turn modulo 4, 62 bits after the point
+    uint64_t quarters = (turn + ((uint64_t)1 << 61)) >> 62;
+    double r = (double)(int64_t)(turn - (quarters << 62)) * 3.4061215800865545893e-19;  // pi/2 2^-62
+    *q = x < 0 ? -(int32_t)quarters : (int32_t)quarters;
+    return x - x != 0 ? (double)(x - x) : x < 0 ? -r : r;
+}
+MS_FN void ms_sincos_f32(float x, int far, float *sine, float *cosine)
 {
     double d = (double)x, t = d * 0.63661977236758134308;  // 2 / pi
     double shifted = t + 6755399441055744.0;               // 1.5 * 2^52
     double k = shifted - 6755399441055744.0;
     double r = d - k * 1.57079632673412561417e+00 - k * 6.07710050650619224932e-11;
-    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;  // for huge x the reduction is meaningless; keep r in range
     int64_t bits;
     memcpy(&bits, &shifted, 8);
-    ms__sincos_quarter_f32((float)r, (int32_t)bits, sine, cosine);
+    int32_t q = (int32_t)bits;
+    if (far && ms_is_far_f32(x)) r = ms__reduce_far_f32(x, &q);
+    ms__sincos_quarter_f32((float)r, q, sine, cosine);
 }
 // Sine and cosine of 2 pi u, u in [0, 1), for Box-Muller: the reduction of u is exact.
 MS_FN void ms_sincos_turn_f32(float u, float *sine, float *cosine)
@@ -146,16 +167,16 @@ MS_FN void ms_sincos_turn_f32(float u, float *sine, float *cosine)
     float r = (t - (shifted - 12582912.0f)) * 1.57079632679489662f;
     ms__sincos_quarter_f32(r, ms__float_int(shifted), sine, cosine);
 }
-MS_FN float ms_sin_f32(float x)
+MS_FN float ms_sin_f32(float x, int far)
 {
     float s, c;
-    ms_sincos_f32(x, &s, &c);
+    ms_sincos_f32(x, far, &s, &c);
     return s;
 }
-MS_FN float ms_cos_f32(float x)
+MS_FN float ms_cos_f32(float x, int far)
 {
     float s, c;
-    ms_sincos_f32(x, &s, &c);
+    ms_sincos_f32(x, far, &s, &c);
     return c;
 }
 MS_FN float ms_sqrt_f32(float x) { return __builtin_sqrtf(x); }
@@ -165,7 +186,7 @@ MS_FN float ms_pow_f32(float x, float y) { return __builtin_powf(x, y); }
 MS_FN float ms_log1p_f32(float x)
 {
     float u = 1.0f + x, d = u - 1.0f, y = ms_log_f32(u);
-    return d == 0.0f || u - u != 0.0f ? (d == 0.0f ? x : u) : y * (x / d);
+    return d == 0.0f || u - u != 0.0f ? (d == 0.0f ? x : y) : y * (x / d);
 }
 MS_FN float ms_expm1_f32(float x)
 {
@@ -173,10 +194,10 @@ MS_FN float ms_expm1_f32(float x)
     float y = d * (x / ms_log_f32(u));
     return u == 1.0f ? x : u - u != 0.0f || d == -1.0f ? d : y;
 }
-MS_FN float ms_tan_f32(float x)
+MS_FN float ms_tan_f32(float x, int far)
 {
     float s, c;
-    ms_sincos_f32(x, &s, &c);
+    ms_sincos_f32(x, far, &s, &c);
     return s / c;
 }
 // M. Giles, "Approximating the erfinv function" (2010), single precision; for |x| < 1.
@@ -227,14 +248,14 @@ MS_FN double ms_exp_f64(double x) { return __builtin_exp(x); }
 MS_FN double ms_log_f64(double x) { return __builtin_log(x); }
 MS_FN double ms_tanh_f64(double x) { return __builtin_tanh(x); }
 MS_FN double ms_erf_f64(double x) { return __builtin_erf(x); }
-MS_FN double ms_sin_f64(double x) { return __builtin_sin(x); }
-MS_FN double ms_cos_f64(double x) { return __builtin_cos(x); }
+MS_FN double ms_sin_f64(double x, int far) { return (void)far, __builtin_sin(x); }
+MS_FN double ms_cos_f64(double x, int far) { return (void)far, __builtin_cos(x); }
 MS_FN double ms_sqrt_f64(double x) { return __builtin_sqrt(x); }
 MS_FN double ms_pow_f64(double x, double y) { return __builtin_pow(x, y); }
 MS_FN double ms_abs_f64(double x) { return __builtin_fabs(x); }
 MS_FN double ms_log1p_f64(double x) { return __builtin_log1p(x); }
 MS_FN double ms_expm1_f64(double x) { return __builtin_expm1(x); }
-MS_FN double ms_tan_f64(double x) { return __builtin_tan(x); }
+MS_FN double ms_tan_f64(double x, int far) { return (void)far, __builtin_tan(x); }
 MS_FN double ms_copysign_f64(double x, double s) { return __builtin_copysign(x, s); }
 #define MS_LIBM(name)                                                       \
     MS_FN float ms_##name##_f32(float x) { return __builtin_##name##f(x); } \

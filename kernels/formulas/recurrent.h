@@ -9,7 +9,7 @@ MS_FN REAL R(ms_gate)(REAL x) { return 1 / (1 + R(ms_exp)(-x)); }
 
 // RNN (Elman 1990).
 MS_FN REAL R(ms_rnn_step)(REAL x, int relu) { return relu ? (x < 0 ? 0 : x) : R(ms_tanh)(x); }
-MS_FN REAL R(ms_rnn_back)(REAL h, int relu, REAL dh) { return relu ? (h > 0 ? dh : 0) : dh * (1 - h * h); }
+MS_FN REAL R(ms_rnn_back)(REAL h, int relu, REAL dh) { return relu ? (h <= 0 ? 0 : dh) : dh * (1 - h * h); }
 
 // LSTM (Hochreiter & Schmidhuber 1997; Gers et al. 2000). i, f, g, o: input gate, forget gate, candidate, output gate.
 // c: the cell, first before the step and then after it.

@@ -233,7 +233,7 @@ static ms_status clamp_bounds(const ms_call *c)
     if (c->in[0]->dtype == MS_BOOL) return no_bool(c, c->in[0]);
     if (ms__is_float(c->in[0]->dtype)) return MS_OK;
     for (int k = 0; k < 2; k++)
-        if (__builtin_isfinite(c->f[k]) && c->f[k] != __builtin_floor(c->f[k]))
+        if (!__builtin_isinf(c->f[k]) && c->f[k] != __builtin_floor(c->f[k]))
             return ms__call_fail(c, "bound %.15g is not a whole number, but the tensor is %s", c->f[k],
                                  ms__tensor_text(c->in[0]));
     return MS_OK;

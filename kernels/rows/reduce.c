@@ -117,8 +117,8 @@ static ms_status prod_grad(ms_backward_call *b)
 static ms_status deviation_backward(ms_backward_call *b, bool root)
 {
     const ms_meta *m = &b->in_meta[0];
-    unsigned mask = mask_of(b, 2);
-    double divisor = length_of(m, mask) - (double)(b->n_i > 1 ? b->i[1] : 1);
+    unsigned mask = mask_of(b, 1);
+    double divisor = length_of(m, mask) - (b->n_f > 0 ? b->f[0] : 1);
     int64_t dims[MS_MAX_DIMS + 1] = { 1 };
     int n = 1;
     for (int d = 0; d < m->ndim; d++)
@@ -183,6 +183,11 @@ static ms_status extreme_all_grad(ms_backward_call *b)
     return ties_backward(b, b->in[0], mask_of(b, b->n_i), &b->gin[0]);
 }
 
+static ms_status extreme_dims_grad(ms_backward_call *b)
+{
+    return ties_backward(b, b->in[0], mask_of(b, 1), &b->gin[0]);
+}
+
 static ms_status norm_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -236,7 +241,7 @@ static ms_status check_truth(ms_call *c) { return reduce_out(c, 1, MS_BOOL); }
 static ms_status check_var(ms_call *c)
 {
     MS_TRY(need_real(c));
-    return reduce_out(c, 2, c->in[0]->dtype);
+    return reduce_out(c, 1, c->in[0]->dtype);
 }
 static ms_status check_norm(ms_call *c)
 {
@@ -259,6 +264,11 @@ static ms_status check_extreme_all(ms_call *c)
     MS_TRY(not_empty(c, c->in[0]->numel));
     c->n_i = 0;
     return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), 0, NULL);
+}
+static ms_status check_extreme_dims(ms_call *c)
+{
+    MS_TRY(reduce_out(c, 1, c->in[0]->dtype));
+    return c->out[0]->numel > 0 ? not_empty(c, c->in[0]->numel) : MS_OK;
 }
 // Integers: dimension, keepdim.
 static ms_status one_dim_shape(ms_call *c, int *ndim, int64_t *shape)
@@ -350,11 +360,13 @@ ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    DIMS)
 ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    DIMS)
 ROW(all,       check_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
 ROW(any,       check_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
-ROW(var,       check_var,         var_grad,         1, 0,  D,    "[3,4];[2,3,4] i=0,1,1;[2,3,4] i=1,0,0,2")
-ROW(std,       check_var,         std_grad,         1, 1,  D,    "[3,4];[2,3,4] i=0,1,1;[2,3,4] i=1,0,0,2")
+ROW(var,       check_var,         var_grad,         1, 0,  D,    "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5")
+ROW(std,       check_var,         std_grad,         1, 1,  D,    "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5")
 ROW(norm,      check_norm,        norm_grad,        1, 1,  W,    "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0")
 ROW(max_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
 ROW(min_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
+ROW(amax,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   DIMS)
+ROW(amin,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   DIMS)
 ROW(max,       check_extreme,     extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
 ROW(min,       check_extreme,     extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
 ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
@@ -372,7 +384,7 @@ static ms_status cumsum_grad(ms_backward_call *b)
 }
 
 const ms_op *const ms__ops_reduce[] = {
-    &ms__op_sum,    &ms__op_mean,   &ms__op_prod,      &ms__op_all,     &ms__op_any, &ms__op_var,
-    &ms__op_std,    &ms__op_norm,   &ms__op_max_all,   &ms__op_min_all, &ms__op_max, &ms__op_min,
-    &ms__op_argmax, &ms__op_argmin, &ms__op_logsumexp, &ms__op_cumsum,  NULL
+    &ms__op_sum,       &ms__op_mean,    &ms__op_prod,    &ms__op_all,  &ms__op_any, &ms__op_var,    &ms__op_std,
+    &ms__op_norm,      &ms__op_max_all, &ms__op_min_all, &ms__op_max,  &ms__op_min, &ms__op_argmax, &ms__op_argmin,
+    &ms__op_logsumexp, &ms__op_cumsum,  &ms__op_amax,    &ms__op_amin, NULL
 };

@@ -327,6 +327,7 @@ static ms_status check_squeeze(ms_call *c)
     for (int k = 0; k < c->n_i; k++) {
         int d;
         MS_TRY(ms__call_dim(c, c->i[k], x->ndim, &d));
+        if (drop >> d & 1 && x->ndim > 0) return ms__call_fail(c, "dimension %d is named twice", d + 1);
         drop |= 1u << d;
     }
     if (c->n_i == 0) drop = ~0u;

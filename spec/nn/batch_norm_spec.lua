@@ -105,6 +105,19 @@ describe("batch norm", function()
     assert.are.equal(4, m.num_batches_tracked:item())
   end)
 
+  it("lets an empty batch through, counts it, and keeps the running statistics", function()
+    for _, shape in ipairs { { 0, 2 }, { 0, 2, 3 }, { 4, 2, 0 } } do
+      local m = nn.BatchNorm1d(2)
+      local x = ms.zeros(shape):requires_grad_()
+      local y = m(x)
+      y:sum():backward()
+      assert.are.equal(tostring(x.shape), tostring(y.shape))
+      assert.are.same({ { 0, 0 }, { 1, 1 }, { 0, 0 }, { 0, 0 } },
+        { m.running_mean:tolist(), m.running_var:tolist(), m.weight.grad:tolist(), m.bias.grad:tolist() })
+      assert.are.equal(1, m.num_batches_tracked:item())
+    end
+  end)
+
   it("uses the batch's statistics in eval, too, if none are tracked", function()
     local m = nn.BatchNorm1d(2, { track_running_stats = false, dtype = "float64" }):eval()
     local x = ms.randn(5, 2, f64) + 3

@@ -76,6 +76,31 @@ describe("pad", function()
       :equal(F.pad(y:float(), { 1, 2, 1, 0 }, { mode = "reflect" }):long()))
   end)
 
+  it("removes elements before the remaining ones go round", function()
+    local x = ms.arange(24, { dtype = "float32" }):reshape(1, 2, 3, 4)
+    for _, dtype in ipairs { "float32", "float64", "int32" } do
+      for _, pad in ipairs { { -1, 1 }, { 1, -1 }, { -1, 2, 2, -1 }, { 2, -2, -1, -1 }, { -1, 3, 1, -2, 2, 0 } } do
+        local t, extra = x:to(dtype), { unpack(pad) }
+        for k = 1, #pad, 2 do
+          local d, n = t.ndim - (k - 1) / 2, t:size(t.ndim - (k - 1) / 2)
+          local from, to = math.max(-pad[k], 0) + 1, n - math.max(-pad[k + 1], 0)
+          t = t:narrow(d, from, to - from + 1)
+          extra[k], extra[k + 1] = math.max(pad[k], 0), math.max(pad[k + 1], 0)
+        end
+        local wanted = F.pad(t, extra, { mode = "circular" })
+        local got = F.pad(x:to(dtype), pad, { mode = "circular" })
+        assert.is_true(got:equal(wanted), table.concat(pad, " "))
+      end
+    end
+    assert.are.same({ { 1, 2, 3, 1 } }, F.pad(ms.arange(4):reshape(1, 4), { -1, 1 }, { mode = "circular" }):tolist())
+    assert.are.same({ { 2, 0, 1, 2 } }, F.pad(ms.arange(4):reshape(1, 4), { 1, -1 }, { mode = "circular" }):tolist())
+    assert.are.same({ { 1, 2, 3, 2 } }, F.pad(ms.arange(4):reshape(1, 4), { -1, 1 }, { mode = "reflect" }):tolist())
+    assert.are.same({ { 0, 0, 1, 2 } }, F.pad(ms.arange(4):reshape(1, 4), { 1, -1 }, { mode = "replicate" }):tolist())
+    local leaf = ms.zeros(1, 4):requires_grad_()
+    F.pad(leaf, { -1, 2 }, { mode = "circular" }):backward(ms.tensor { { 1, 2, 3, 4, 5 } })
+    assert.are.same({ { 0, 5, 7, 3 } }, leaf.grad:tolist())
+  end)
+
   it("names what does not fit", function()
     local x = ms.rand(1, 4, 3)
     raises("pad: Padding size should be less than the corresponding input dimension, but got: padding (3, 0) at dimension 3 of input [1, 4, 3] with mode 'reflect'",

@@ -49,7 +49,7 @@ describe("a loss", function()
     local half = ms.tensor { 0.5, 0.5 }
     for value, input in pairs { ["-1"] = { 2, -1 }, ["1.5"] = { 0.5, 1.5 }, ["nan"] = { 0.5, 0 / 0 } } do
       refuses(text("input", value), F.binary_cross_entropy, ms.tensor(input), half)
-      refuses(text("input", value), nn.BCELoss(), ms.tensor(input, { requires_grad = true }), half)
+      refuses("bceloss: " .. text("input", value), nn.BCELoss(), ms.tensor(input, { requires_grad = true }), half)
     end
     refuses(text("target", "2"), F.binary_cross_entropy, half, ids { 2, 0 })
     for _, dtype in ipairs { "int64", "bool", "float64" } do
@@ -118,6 +118,88 @@ describe("a loss", function()
     local after = ms.memory_stats().allocated
     collectgarbage "restart"
     assert.is_true(after - before < 100 * 100 * 4, tostring(after - before))
+  end)
+
+  it("of probabilities has the gradient (p - t) / max(p (1 - p), 1e-12), in every dtype", function()
+    local p = { 0, 0, 1, 1, 0.25, 0.75, 0.5 }
+    local t = { 0, 1, 1, 0, 1, 0.5, 0.5 }
+    local weight = { 1, 2, 3, 4, 0.5, 2, 0 }
+    for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+      for _, how in ipairs { "none", "sum", "mean" } do
+        for _, weighted in ipairs { false, true } do
+          local kind = { dtype = dtype }
+          local input, target = ms.tensor(p, kind):requires_grad_(), ms.tensor(t, kind):requires_grad_()
+          local factors = weighted and ms.tensor(weight, kind) or nil
+          F.binary_cross_entropy(input, target, { reduction = how, weight = factors }):sum():backward()
+          for k, got in ipairs(input.grad:double():tolist()) do
+            local right = (p[k] - t[k]) / math.max(p[k] * (1 - p[k]), 1e-12) * (weighted and weight[k] or 1) / (how == "mean" and #p or 1)
+            if dtype == "float16" and math.abs(right) > 65504 then right = right / 0 end
+            local near = got == right or math.abs(got - right) <= 0.01 * math.abs(right)
+            assert.is_true(near, ("%s %s %d: %g, right %g"):format(dtype, how, k, got, right))
+          end
+          assert.is_true(target.grad:isfinite():all():item())
+        end
+      end
+    end
+  end)
+
+  it("of saturated probabilities leaves a right model as it is", function()
+    for _, dtype in ipairs { "float32", "bfloat16" } do
+      local m = nn.Linear(1, 1, { dtype = dtype })
+      ms.no_grad(function() m.weight:fill_(40) m.bias:zero_() end)
+      local optimizer, one = ms.optim.SGD(m:parameters(), { lr = 1 }), ms.ones({ 4, 1 }, { dtype = dtype })
+      nn.BCELoss()(m(one):sigmoid(), one):backward()
+      optimizer:step()
+      assert.are.equal(40, m.weight:item())
+    end
+  end)
+
+  it("of classes does not read rows that are ignored", function()
+    local inf, nan = math.huge, 0 / 0
+    local rows, classes = { { -2, -1 }, { -inf, nan }, { -1, -3 } }, ids { 0, -100, 1 }
+    local kept, weight = ms.tensor { rows[1], rows[3] }, ms.tensor { 2, 3 }
+    for _, name in ipairs { "nll_loss", "cross_entropy" } do
+      for _, given in ipairs { {}, { reduction = "sum" }, { weight = weight }, { weight = weight, reduction = "sum" } } do
+        local x, y = ms.tensor(rows):requires_grad_(), kept:clone():requires_grad_()
+        local loss, wanted = F[name](x, classes, given), F[name](y, ids { 0, 1 }, given)
+        loss:backward()
+        wanted:backward()
+        ms.testing.assert_close(loss, wanted)
+        ms.testing.assert_close(x.grad:index_select(1, ids { 0, 2 }), y.grad)
+        assert.are.same({ 0, 0 }, x.grad[2]:tolist())
+      end
+      local image = ms.tensor(rows):t():unsqueeze(1):unsqueeze(3)                   -- [1, 2, 1, 3]
+      ms.testing.assert_close(F[name](image, classes:reshape(1, 1, 3)), F[name](kept, ids { 0, 1 }))
+      assert.are.equal(0, F[name](image, classes:reshape(1, 1, 3), { reduction = "none" })[1][1][2]:item())
+    end
+  end)
+
+  it("of a single row or number has the shape of its target", function()
+    local none = { reduction = "none" }
+    for _, case in ipairs { { ms.tensor { 0.1, 0.2, 0.7 }, {}, 0.8 }, { ms.tensor { 0.1, 0.2, 0.7 }, { 1 }, 0.8 },
+      { ms.tensor { { 0.1, 0.2, 0.7 } }, { 1 }, 0.8 } } do
+      local loss = F.multi_margin_loss(case[1], ids { 1 }:reshape(case[2]), none)
+      assert.are.equal(("[%s]"):format(case[2][1] or ""), tostring(loss.shape))
+      assert.near(case[3], loss:sum():item(), 1e-6)
+    end
+    assert.are.equal("[]", tostring(F.multi_margin_loss(ms.tensor(0.5), ids { 0 }:reshape {}, none).shape))
+    assert.are.equal(0, F.multi_margin_loss(ms.zeros(0, 3), ids {}):item())
+    for _, how in ipairs { "none", "mean", "sum", "batchmean" } do
+      local loss = F.kl_div(ms.tensor(-1), ms.tensor(0.5), { reduction = how })
+      assert.are.equal("[]", tostring(loss.shape))
+      assert.near(0.5 * (math.log(0.5) + 1), loss:item(), 1e-6)
+    end
+  end)
+
+  it("cosine_similarity broadcasts before it takes norms", function()
+    local a, b = ms.tensor { { 1, 2, 3 } }, ms.tensor { { 1 }, { 2 } }
+    for d = 1, 2 do
+      local x, y = a:expand(2, 3), b:expand(2, 3)
+      local wanted = (x * y):sum(d) / (x:norm(2, d) * y:norm(2, d))
+      ms.testing.assert_close(F.cosine_similarity(a, b, { dim = d }), wanted)
+    end
+    assert.is_true(ms.testing.gradcheck(function(x, y) return F.cosine_similarity(x, y, { dim = 2 }) end,
+      { ms.randn({ 1, 3 }, { dtype = "float64" }):requires_grad_(), ms.randn({ 2, 1 }, { dtype = "float64" }):requires_grad_() }))
   end)
 
   it("without classes that count is nan for mean, 0 for sum", function()

@@ -33,7 +33,7 @@ local script = [[
     { "gelu", { big }, { 1 } },
     { "silu", { big } }, { "tanh", { big } }, { "exp", { big } }, { "sigmoid", { big } }, { "log", { big }, positive = true },
     { "sqrt", { big }, positive = true }, { "sum", { big } }, { "sum", { big }, { 0, 0 } }, { "sum", { big }, { 0, 1 } }, { "mean", { big } },
-    { "prod", { { 3, 701 } }, { 0, 1 } }, { "var", { big }, { 0, 1, 1 } }, { "var", { big }, { 0, 1 } }, { "norm", { big }, nil, { 2 } },
+    { "prod", { { 3, 701 } }, { 0, 1 } }, { "var", { big }, { 0, 1 } }, { "var", { big }, { 0 } }, { "norm", { big }, nil, { 2 } },
     { "softmax", { big }, { 1 } }, { "softmax", { big }, { 0 } }, { "log_softmax", { big }, { 1 } },
     { "logsumexp", { big }, { 1 } },
     { "layer_norm", { big, row, row }, { 1 }, { 1e-5 } }, { "rms_norm", { big, row }, nil, { 1e-5 } }, { "cumsum", { big }, { 1 } },

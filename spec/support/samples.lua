@@ -22,7 +22,7 @@ end
 local function parse(text)
   local sample = { text = text, inputs = {}, i = {}, f = {} }
   for word in text:gmatch "%S+" do
-    local shape, kind, high = word:match "^%[([%d,]*)%]([+auibs]?)(%d*)$"
+    local shape, kind, high = word:match "^%[([%d,]*)%]([+aupibs]?)(%d*)$"
     if word == "-" then
       table.insert(sample.inputs, { absent = true })
     elseif word:find "^i=" then
@@ -131,7 +131,7 @@ function samples.values(sample, salt)
         local tries = 0
         repeat
           x = short(input.kind == "+" and 0.2 + 2 * uniform() or input.kind == "u" and 1.8 * uniform() - 0.9
-            or input.kind == "a" and 1.1 + 2 * uniform()
+            or input.kind == "a" and 1.1 + 2 * uniform() or input.kind == "p" and 0.05 + 0.9 * uniform()
             or normal())
           tries = tries + 1
         until clear(x) or tries > 1000
@@ -257,7 +257,7 @@ end
 
 local function is_float(input)
   return not input.absent and (input.kind == "" or input.kind == "+" or input.kind == "u" or input.kind == "a"
-    or input.kind == "s")
+    or input.kind == "p" or input.kind == "s")
 end
 samples.is_float = is_float
 

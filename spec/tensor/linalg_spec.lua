@@ -47,6 +47,22 @@ describe("linalg", function()
     near((a + a:t()):matmul(vectors), vectors * values, 1e-9)
   end)
 
+  it("gives eigenvectors a symmetric gradient, which agrees with finite differences of symmetric matrices", function()
+    local a, weights = f64({ 2, 4, 4 }), f64({ 2, 4, 4 })
+    a = a + a:transpose(-1, -2)
+    local function loss(m)
+      local values, vectors = L.eigh(m)
+      return (vectors * vectors * weights):sum() + (values * values * weights[1][1]):sum()      -- without the signs of vectors
+    end
+    local leaf = a:clone():requires_grad_()
+    loss(leaf):backward()
+    near(leaf.grad, leaf.grad:transpose(-1, -2), 1e-12)
+    local along = f64({ 2, 4, 4 })
+    along = along + along:transpose(-1, -2)
+    local difference = (loss(a + along * 1e-6) - loss(a - along * 1e-6)):item() / 2e-6
+    assert.near(difference, (leaf.grad * along):sum():item(), 1e-5 * math.abs(difference))
+  end)
+
   it("broadcasts batches", function()
     local a, b = f64({ 2, 1, 3, 3 }), f64({ 4, 3, 2 })
     assert.are.equal("2 4 3 2", shape(L.solve(a, b)))

@@ -183,6 +183,33 @@ describe("reductions", function()
     ms.testing.assert_close(t:var { correction = 0 }, 35 / 12, { rtol = 1e-6 })
     ms.testing.assert_close(t:var(2, { correction = 0 }), T { 2 / 3, 2 / 3 })
   end)
+  it("products of half types and a sum are rounded once", function()
+    ms.manual_seed(5)
+    for dtype, half in pairs { bfloat16 = 2 ^ -8, float16 = 2 ^ -11 } do
+      local x, y, z = ms.randn(9, 40):to(dtype), ms.randn(40, 7):to(dtype), (ms.randn(9, 7) * 10):to(dtype)
+      local product, within = x:double():mm(y:double()), { rtol = half * 1.01, atol = 1e-5 }
+      ms.testing.assert_close(z:addmm(x, y):double(), z:double() + product, within)
+      ms.testing.assert_close(z:addmm(x, y, { beta = 0.3, alpha = 2 }):double(), z:double() * 0.3 + product * 2, within)
+      local batch = z:unsqueeze(1):baddbmm(x:unsqueeze(1), y:unsqueeze(1))
+      assert.is_true(batch[1]:equal(z:addmm(x, y)))
+    end
+  end)
+  it("products of integers keep their dtype and wrap around", function()
+    for _, dtype in ipairs { "int8", "uint8", "int16", "int32", "int64" } do
+      local u, v = T({ 1, 2 }):to(dtype), T({ 3, 4 }):to(dtype)
+      local square, row, column = ms.stack({ u, v }, 1), u:unsqueeze(1), v:unsqueeze(1)
+      for name, case in pairs {
+        dot = { u:dot(v), 11 }, vecdot = { ms.linalg.vecdot(u, v), 11 }, mv = { square:mv(u), { 5, 11 } },
+        mm = { square:mm(square), { { 7, 10 }, { 15, 22 } } }, einsum = { ms.einsum("i,i->", u, v), 11 },
+        bilinear = { ms.nn.F.bilinear(row, column, ms.ones({ 1, 2, 2 }, { dtype = dtype })), { { 21 } } },
+        linear = { ms.nn.F.linear(row, column), { { 11 } } },
+        addmm = { square:addmm(square, square), { { 8, 12 }, { 18, 26 } } } } do
+        assert.are.equal(dtype, case[1].dtype, name)
+        assert.are.same(case[2], type(case[2]) == "table" and case[1]:tolist() or case[1]:item(), name)
+      end
+    end
+    assert.are.equal(-112, T({ 100, 100 }):to("int8"):dot(T({ 2, 2 }):to("int8")):item())
+  end)
   it("give positions from 0", function()
     local values, places = t:max(1)
     assert.are.same({ 4, 5, 6 }, values:tolist())

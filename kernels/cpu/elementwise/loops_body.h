@@ -9,8 +9,10 @@
 #define OMIT(...)
 #if defined(MS_FLOAT) || defined(MS_DOUBLE)
 #define FOR_FLOATS LOOP
+#define FOR_ANGLE LOOP_ANGLE
 #else
 #define FOR_FLOATS OMIT
+#define FOR_ANGLE OMIT
 #endif
 #ifdef MS_DOUBLE
 #define FOR_DOUBLE LOOP
@@ -47,6 +49,7 @@
 
 #undef OMIT
 #undef FOR_FLOATS
+#undef FOR_ANGLE
 #undef FOR_DOUBLE
 #undef FOR_WHOLE
 #undef FOR_ALL

@@ -66,15 +66,17 @@ ms_status ms__cpu_all(ms_call *c) { return simple(c, 1, MS_FOLD_COUNT, ALL); }
 ms_status ms__cpu_any(ms_call *c) { return simple(c, 1, MS_FOLD_COUNT, ANY); }
 ms_status ms__cpu_max_all(ms_call *c) { return simple(c, 0, MS_FOLD_MAX, AS_IS); }
 ms_status ms__cpu_min_all(ms_call *c) { return simple(c, 0, MS_FOLD_MIN, AS_IS); }
+ms_status ms__cpu_amax(ms_call *c) { return simple(c, 1, MS_FOLD_MAX, AS_IS); }
+ms_status ms__cpu_amin(ms_call *c) { return simple(c, 1, MS_FOLD_MIN, AS_IS); }
 
-// Two passes: the mean, then the squared deviations from it. Integers: keepdim, correction, dims.
+// Two passes: the mean, then the squared deviations from it. Number: correction. Integers: keepdim, dims.
 static ms_status variance(ms_call *c, bool root)
 {
     ms_fold_plan p;
     results r;
-    plan(&p, c, 2);
+    plan(&p, c, 1);
     MS_TRY(results_new(&r, &p, 2));
-    double *m = r.at, *s = m + p.outputs, n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
+    double *m = r.at, *s = m + p.outputs, n = (double)p.length, divisor = n - (c->n_f > 0 ? c->f[0] : 1);
     ms_status st = ms__fold(&p, MS_FOLD_SUM, NULL, 0, m);
     for (int64_t k = 0; st == MS_OK && k < p.outputs; k++) m[k] /= n;
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_DEVIATION, m, 1, s);

@@ -116,18 +116,16 @@ static ms_tensor *differences(ms_algebra *e, ms_tensor *v)
 {
     return ms__plus(e, ms__minus(e, ms__unsqueezed(e, v, -2), ms__unsqueezed(e, v, -1)), ms__identity(e, v));
 }
-static ms_tensor *off_diagonal(ms_algebra *e, ms_tensor *m)
-{
-    return ms__plus(e, ms__lower(e, m, -1), ms__upper(e, m, 1));
-}
-// The gradient of A is V (diag(Gw) + V^T GV / D) V^T, where Gw and GV are the gradients of the eigenvalues and of V, D
-// has the eigenvalues' differences, and the quotient is 0 on the diagonal.
+static ms_tensor *skew(ms_algebra *e, ms_tensor *m) { return ms__minus(e, m, ms__transposed(e, m)); }
+// The gradient of A is V (diag(Gw) + skew(V^T GV) / 2D) V^T, where Gw and GV are the gradients of the eigenvalues and
+// of V, and D has the eigenvalues' differences. It is symmetric, although only one triangle of A is read: as in
+// PyTorch.
 static ms_status eigh_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
     ms_tensor *w = b->out[0], *v = b->out[1], *vt = ms__transposed(&e, v), *inner = NULL;
     if (b->gout[1]) {
-        inner = off_diagonal(&e, ms__times(&e, vt, b->gout[1]));
+        inner = ms__scaled(&e, skew(&e, ms__times(&e, vt, b->gout[1])), 0.5);
         inner = ms__over(&e, inner, differences(&e, w));
     }
     if (b->gout[0]) {
@@ -150,7 +148,6 @@ static ms_status svd_check(ms_call *c)
     MS_TRY(vectors_out(c, 1, k));
     return matrices_out(c, 2, full ? n : k, n);
 }
-static ms_tensor *skew(ms_algebra *e, ms_tensor *m) { return ms__minus(e, m, ms__transposed(e, m)); }
 // x - basis basis^T x: the part of x outside of the space of the basis's columns.
 static ms_tensor *outside(ms_algebra *e, ms_tensor *basis, ms_tensor *x)
 {

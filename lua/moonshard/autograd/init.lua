@@ -459,25 +459,36 @@ local function hook(register, who, t, fn)
   return setmetatable({ handle = handle_number, key = key }, Handle)
 end
 
+-- Registers the hook of retain_grad, after all others of t.
+local function retain(t)
+  local here = setmetatable({ t }, { __mode = "v" })        -- the hook must not keep t alive
+  rawset(t, "_retains", hook(lib.ms_register_hook, "retain_grad", t, function(grad)
+    if not here[1] then return end
+    local before = rawget(here[1], "_retained")
+    rawset(here[1], "_retained", (before and before + grad or methods.clone(methods.detach(grad))):keep())
+  end))
+end
+
 --- Calls fn(grad) each time the gradient of t has been computed; a tensor that fn returns replaces it. Errors: t does
 --- not require a gradient.
 ---@param fn fun(grad: Tensor): Tensor?  grad is of t's shape
 ---@return Handle  its remove() removes the hook
-function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
+function methods.register_hook(t, fn)
+  local added = hook(lib.ms_register_hook, "register_hook", t, fn)
+  local kept = rawget(t, "_retains")
+  if kept then
+    kept:remove()
+    retain(t)
+  end
+  return added
+end
 
---- Makes backward keep the gradient of a tensor that is not a leaf in its field grad, added up over backwards. A leaf
---- keeps its gradient anyway. Errors: t does not require a gradient.
+--- Makes backward keep the gradient of a tensor that is not a leaf in its field grad, as the tensor's hooks leave it,
+--- added up over backwards. A leaf keeps its gradient anyway. Errors: t does not require a gradient.
 function methods.retain_grad(t)
   id_of(t, "retain_grad")
   if not t.requires_grad then errors.raise("retain_grad: the tensor does not require a gradient") end
-  if t.is_leaf or rawget(t, "_retains") then return end
-  local here = setmetatable({ t }, { __mode = "v" })        -- the hook must not keep t alive
-  rawset(t, "_retains", true)
-  methods.register_hook(t, function(grad)
-    if not here[1] then return end
-    local before = rawget(here[1], "_retained")
-    rawset(here[1], "_retained", (before and before + grad or methods.clone(methods.detach(grad))):keep())
-  end)
+  if not t.is_leaf and not rawget(t, "_retains") then retain(t) end
 end
 
 -- The set of hooks whose only effect is work of the engine: captured steps repeat that work without calling them.

@@ -112,16 +112,28 @@ function Tensor:all(d, opts) end
 ---@return Tensor  bool
 function Tensor:any(d, opts) end
 
+--- The largest elements along dimensions. Elements that are equally large share the gradient.
+---@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@return Tensor
+function Tensor:amax(d, opts) end
+
+--- The smallest elements along dimensions. Elements that are equally small share the gradient.
+---@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
+---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@return Tensor
+function Tensor:amin(d, opts) end
+
 --- Variance over dimensions: the sum of the squared distances from the mean, divided by n - correction.
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean, correction: integer }
+---@param opts? { keepdim: boolean, correction: number }
 ---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)
 ---@return Tensor
 function Tensor:var(d, opts) end
 
 --- Standard deviation over dimensions, the square root of var.
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean, correction: integer }
+---@param opts? { keepdim: boolean, correction: number }
 ---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)
 ---@return Tensor
 function Tensor:std(d, opts) end

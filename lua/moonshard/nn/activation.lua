@@ -175,7 +175,7 @@ local PReLU = Module:extend("PReLU")
 ---@param n? integer  number of weights: 1, or the channels of the input (default: 1)
 ---@param given? { init: number, dtype: string, device: string }  init: first value of the weights (default: 0.25)
 function PReLU:init(n, given)
-  if opts.is(n) then n, given = nil, n end
+  n, given = opts.shift("PReLU", n, given)
   local o = opts("PReLU", given, { init = 0.25, dtype = opts.string, device = opts.string })
   n = n == nil and 1 or opts.expect(n, opts.whole_from(1), "PReLU: number of parameters")
   self.weight = Parameter(create.full({ n }, o.init, { dtype = o.dtype, device = o.device }))

@@ -82,13 +82,15 @@ function M.threshold(x, limit, value)
 end
 
 --- x where x > 0, weight * x elsewhere (He et al. 2015).
----@param x Tensor  [N, C, ...]
----@param weight Tensor  [1], or [C]: one for each channel of dimension 2
+---@param x Tensor  [N, C, ...]; of any shape for a single weight
+---@param weight Tensor  [1] or [], or [C]: one for each channel of dimension 2
 ---@return Tensor
 function M.prelu(x, weight)
   opts.expect(x, tensor.a_tensor, "prelu: input")
   opts.expect(weight, tensor.a_tensor, "prelu: weight")
-  if weight:numel() > 1 then
+  if weight:numel() == 1 then
+    weight = weight:reshape {}
+  else
     if weight.ndim ~= 1 or x.ndim < 2 or x.shape[2] ~= weight:numel() then
       errors.raise("prelu: weight has shape %s, expected [1]%s", tostring(weight.shape),
         x.ndim < 2 and "" or (" or [%d], a weight for each channel"):format(x.shape[2]))
@@ -97,7 +99,7 @@ function M.prelu(x, weight)
     for d = 2, x.ndim - 1 do shape[d] = 1 end
     weight = weight:view(shape)
   end
-  return ops.relu(x) - weight * ops.relu(-x)
+  return ops.prelu(x, weight)
 end
 
 local function halves(x, d, who)
@@ -138,8 +140,7 @@ end
 ---@param lambda? number  from 0 (default: 0.5)
 ---@return Tensor
 function M.softshrink(x, lambda)
-  lambda = margin(lambda, "softshrink")
-  return ops.relu(x - lambda) - ops.relu(-x - lambda)
+  return ops.softshrink(x, margin(lambda, "softshrink"))
 end
 
 --- x where |x| > lambda, 0 elsewhere.
@@ -147,8 +148,7 @@ end
 ---@param lambda? number  from 0 (default: 0.5)
 ---@return Tensor
 function M.hardshrink(x, lambda)
-  lambda = margin(lambda, "hardshrink")
-  return ops.threshold(x, lambda, 0) - ops.threshold(-x, lambda, 0)
+  return ops.hardshrink(x, margin(lambda, "hardshrink"))
 end
 
 --- x - tanh(x), element by element.

@@ -61,6 +61,7 @@ local function forward(self, x)
     mean, var = nil, nil
   end
   if self._synchronized and slots.training and dist.world_size(slots.process_group) > 1 then
+    functional.check_eps(slots.eps, true)
     return sync_stats(x, { mean = mean, var = var, factor = factor },
       { weight = slots.weight, bias = slots.bias, eps = slots.eps, group = slots.process_group })
   end

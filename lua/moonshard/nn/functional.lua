@@ -69,7 +69,7 @@ function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_so
 ---@param given? { training: boolean }  training: false: returns x
 ---@return Tensor
 function F.dropout(x, p, given)
-  if type(p) == "table" then p, given = nil, p end
+  p, given = opts.shift("dropout", p, given)
   local o = opts("dropout", given, { training = true })
   p = p or 0.5
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
@@ -124,7 +124,7 @@ local mlp_options = { recompute = false }
 ---   recompute: backward computes the results of GELU again instead of keeping them (default: false)
 ---@return Tensor  […, out]
 function F.gelu_mlp(x, w1, b1, w2, b2, given)
-  if opts.is(b2) then b2, given = nil, b2 end
+  b2, given = opts.shift("gelu_mlp", b2, given)
   return ops.gelu_mlp(x, w1, b1, w2, b2, opts("gelu_mlp", given, mlp_options).recompute)
 end
 
@@ -139,8 +139,8 @@ end
 ---@return Tensor  of x's shape
 ---@return Tensor?  x + residual, if there is a residual
 function F.layer_norm(x, shape, w, b, given)
-  if opts.is(w) then w, given = nil, w end
-  if opts.is(b) then b, given = nil, b end
+  w, given = opts.shift("layer_norm", w, given)
+  b, given = opts.shift("layer_norm", b, given)
   local o = opts("layer_norm", given, { eps = 1e-5, residual = opts.any })
   local sizes = sizes_of("layer_norm", shape)
   check_sizes("layer_norm", x, sizes)
@@ -159,9 +159,13 @@ end
 ---@return Tensor  of x's shape
 ---@return Tensor?  x + residual, if there is a residual
 function F.rms_norm(x, shape, w, given)
-  if is_tensor(shape) then shape, w, given = nil, shape, w or given end
-  if opts.is(shape) then shape, given = nil, shape end
-  if opts.is(w) then w, given = nil, w end
+  if is_tensor(shape) then
+    w, given = opts.shift("rms_norm", w, given)
+    opts.need(w == nil, w, "options, as argument 2 is the weight", "rms_norm: argument 3")
+    shape, w = nil, shape
+  end
+  shape, given = opts.shift("rms_norm", shape, given)
+  w, given = opts.shift("rms_norm", w, given)
   local o = opts("rms_norm", given, { eps = opts.number, residual = opts.any })
   local n = is_tensor(w) and w.ndim or 1
   if shape ~= nil then
@@ -181,16 +185,23 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
+-- A channel whose elements are equal has variance 0.
+local function check_eps(eps, training)
+  if training and not (eps > 0) then opts.wrong(eps, "a number > 0 in training", "batch_norm: eps") end
+  if not (eps >= 0) then opts.wrong(eps, "a number from 0", "batch_norm: eps") end
+end
+
 -- In training, normalises with the batch's statistics and mixes them, with the unbiased variance, into the running
 -- statistics mean and var. Otherwise normalises with mean and var.
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   opts.expect(x, a_tensor, "batch_norm: argument 1")
+  check_eps(eps, training)
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
   if x.ndim < 2 then
     raise("batch_norm: the input needs at least 2 dimensions, batch and channels, got %s", tostring(x.shape))
   end
   local n = x:numel() / math.max(x:size(2), 1)
-  if n <= 1 and x:size(2) > 0 then
+  if n == 1 and x:size(2) > 0 then
     raise("batch_norm: Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
   -- PyTorch's backward refuses weights in low precision with statistics of another dtype, unless x is [N, C].
@@ -200,7 +211,7 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
       .. "precision (under fully_shard: a MixedPrecisionPolicy of its own with only output_dtype)", w.dtype, mean.dtype)
   end
   local y, batch_mean, batch_var = ops.batch_norm(x, w, b, nil, nil, true, eps)
-  if (mean or var) and factor ~= 0 then
+  if (mean or var) and factor ~= 0 and n > 0 then         -- an empty batch has no statistics
     no_grad(function()
       mix(mean, batch_mean, factor, 1)
       mix(var, batch_var, factor, n / (n - 1))
@@ -213,7 +224,8 @@ end
 
 --- Normalises over all dimensions except the second (Ioffe & Szegedy 2015). In training it uses the batch's mean and
 --- variance, and then sets running = (1 - momentum) running + momentum batch, in place, with the unbiased variance.
---- Otherwise it uses the running mean and variance. Errors: a single value per channel in training.
+--- Otherwise it uses the running mean and variance. A batch without elements leaves the running statistics as they are.
+--- Errors: a single value per channel in training; eps below 0, or 0 in training.
 ---@param x Tensor  [N, C, …]
 ---@param mean? Tensor  running mean, [C]
 ---@param var? Tensor   running variance, [C]
@@ -224,10 +236,10 @@ end
 ---   eps: added to the variance
 ---@return Tensor  of x's shape
 function F.batch_norm(x, mean, var, w, b, given)
-  if opts.is(mean) then mean, given = nil, mean end
-  if opts.is(var) then var, given = nil, var end
-  if opts.is(w) then w, given = nil, w end
-  if opts.is(b) then b, given = nil, b end
+  mean, given = opts.shift("batch_norm", mean, given)
+  var, given = opts.shift("batch_norm", var, given)
+  w, given = opts.shift("batch_norm", w, given)
+  b, given = opts.shift("batch_norm", b, given)
   local o = opts("batch_norm", given, { training = false, momentum = 0.1, eps = 1e-5 })
   return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
 end
@@ -467,5 +479,5 @@ opts.fix(F, { "linear", "softmax", "log_softmax" })
 
 return {
   F = F, check_sizes = check_sizes, batch_norm = batch_norm, mix = mix,
-  cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
+  check_eps = check_eps, cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
 }

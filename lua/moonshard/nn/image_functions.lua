@@ -64,6 +64,14 @@ local function pad_with_elements(x, pad, mode)
   local o = { size = {}, before = {} }
   for d = 1, dims do
     local before, after, at = pad[2 * (dims - d) + 1], pad[2 * (dims - d) + 2], x.ndim - dims + d
+    if mode == "circular" and (before < 0 or after < 0) then       -- the elements that remain go round
+      local first = math.max(-before, 0)
+      local rest = x:size(at) - first - math.max(-after, 0)
+      if rest < 1 then
+        raise("pad: %d and %d elements added at dimension %d of size %d leave no elements of the input", before, after, at, x:size(at))
+      end
+      x, before, after = x:narrow(at, first + 1, rest), math.max(before, 0), math.max(after, 0)
+    end
     local n = x:size(at)
     local most = mode == "reflect" and n - 1 or mode == "circular" and n or math.huge
     if before > most or after > most then
@@ -137,7 +145,7 @@ function M.pad(x, pad, given)
   for k, n in ipairs(pad) do opts.expect(n, opts.whole, "pad: size %d", k) end
   if o.mode == "constant" then return run(pad_with_value, x, pad, o.value) end
   if o.value ~= 0 then raise("pad: Padding mode \"%s\" doesn't take in value argument", o.mode) end
-  return pad_with_elements(x, pad, o.mode)
+  return run(pad_with_elements, x, pad, o.mode)
 end
 
 -- ---- windows as columns -----------------------------------------------------------------------------

@@ -46,13 +46,14 @@ end
 ---@param given? { eps: number }  eps: added to the variance
 ---@return Tensor  of x's shape
 function M.group_norm(x, num_groups, w, b, given)
-  if opts.is(w) then w, given = nil, w end
-  if opts.is(b) then b, given = nil, b end
+  w, given = opts.shift("group_norm", w, given)
+  b, given = opts.shift("group_norm", b, given)
   local eps = opts("group_norm", given, { eps = 1e-5 }).eps
   opts.expect(x, a_tensor, "group_norm: argument 1")
   opts.expect(num_groups, opts.whole_from(1), "group_norm: argument 2, the number of groups,")
   if x.ndim < 2 then raise("group_norm: the input has shape %s, expected [N, C, ...]", tostring(x.shape)) end
   local N, C = x:size(1), x:size(2)
+  if C == 0 then raise("group_norm: the input has shape %s, expected at least one channel", tostring(x.shape)) end
   if C % num_groups ~= 0 then
     raise("Expected number of channels in input to be divisible by num_groups, but got input of shape %s and num_groups=%d",
       tostring(x.shape), num_groups)
@@ -87,10 +88,10 @@ end
 ---   statistics (default: 0.1); eps: added to the variance
 ---@return Tensor  of x's shape
 function M.instance_norm(x, mean, var, w, b, given)
-  if opts.is(mean) then mean, given = nil, mean end
-  if opts.is(var) then var, given = nil, var end
-  if opts.is(w) then w, given = nil, w end
-  if opts.is(b) then b, given = nil, b end
+  mean, given = opts.shift("instance_norm", mean, given)
+  var, given = opts.shift("instance_norm", var, given)
+  w, given = opts.shift("instance_norm", w, given)
+  b, given = opts.shift("instance_norm", b, given)
   local o = opts("instance_norm", given, { use_input_stats = true, momentum = 0.1, eps = 1e-5 })
   opts.expect(x, a_tensor, "instance_norm: argument 1")
   if x.ndim < 3 then raise("instance_norm: the input has shape %s, expected [N, C, L] or more", tostring(x.shape)) end
@@ -119,7 +120,7 @@ end
 
 -- Returns p and whether anything is dropped.
 local function dropout_arguments(who, x, p, given)
-  if opts.is(p) then p, given = nil, p end
+  p, given = opts.shift(who, p, given)
   local o = opts(who, given, { training = true })
   opts.expect(x, a_tensor, "%s: argument 1", who)
   p = p or 0.5
@@ -252,7 +253,7 @@ function M.bilinear(x1, x2, w, b)
   sizes[#sizes] = out
   return run(function()
     local rows = ops.linear(x1:reshape(-1, in1), w:permute(1, 3, 2):reshape(out * in2, in1))
-    local y = (rows:reshape(-1, out, in2) * x2:reshape(-1, 1, in2)):sum(3)
+    local y = rows:reshape(-1, out, in2):matmul(x2:reshape(-1, in2, 1)):squeeze(3)
     if b ~= nil then y = y + b end
     return y:reshape(sizes)
   end)

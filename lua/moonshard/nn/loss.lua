@@ -163,6 +163,12 @@ local SoftMarginLoss = of_function("SoftMarginLoss", functions.soft_margin_loss)
 ---   added to each difference (default: 1e-6); swap: takes the negative's distance from the positive if smaller
 ---   (default: false)
 local TripletMarginLoss = of_function("TripletMarginLoss", functions.triplet_margin_loss)
+local init_triplet = TripletMarginLoss.init
+
+function TripletMarginLoss:init(given)
+  init_triplet(self, given)
+  opts.expect(self.options.margin or 1, opts.positive, "TripletMarginLoss: option 'margin'")
+end
 
 --- F.cosine_similarity as a module.
 ---@class CosineSimilarity: Module

@@ -10,6 +10,7 @@ local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 local where = require "moonshard.tensor.ops".where
+local broadcast_tensors = require "moonshard.tensor.diagonals".broadcast_tensors
 
 local a_tensor, is_tensor, raise = tensor.a_tensor, tensor.is_tensor, errors.raise
 local function is_float(dtype) return dtypes.is_float(dtypes.numbers[dtype]) end
@@ -143,9 +144,10 @@ end
 local bce = elementwise("binary_cross_entropy", { weight = optional_tensor }, function(p, y, o)
   check_probabilities(p, "input")
   check_probabilities(y, "target")
-  return weighted(-(y * p:log():clamp_min(-100) + (1 - y) * (1 - p):log():clamp_min(-100)), o.weight)
+  return weighted(ops.binary_cross_entropy(p, y), o.weight)
 end)
---- -(target * log(input) + (1 - target) * log(1 - input)); logarithms are at least -100. Errors: on the CPU, an element
+--- -(target * log(input) + (1 - target) * log(1 - input)); logarithms are at least -100. The gradient is
+--- (input - target) / max(input * (1 - input), 1e-12). Errors: on the CPU, an element
 --- that is not from 0 to 1. Elements are not checked on a GPU, where the host would wait for them, in captured steps,
 --- which must not read them, and in sharded tensors; an unchecked input outside of 0 to 1 gives nan.
 ---@param input Tensor  probabilities of any shape
@@ -180,7 +182,7 @@ function M.kl_div(input, target, given)
   check_pair("kl_div", input, target, "target")
   return scope.scope(function()
     local loss = o.log_target and target:exp() * (target - input) or target:xlogy(target) - target * input
-    if o.reduction == "batchmean" then return loss:sum() / math.max(input:size(1), 1) end
+    if o.reduction == "batchmean" then return loss:sum() / (input.ndim > 0 and input:size(1) or 1) end
     return reduced(loss, o.reduction)
   end)
 end
@@ -266,9 +268,10 @@ function M.nll_loss(input, ids, given)
     local rows, flat = rows_of("nll_loss", input, ids, o.weight)
     local counts = flat:ne(o.ignore_index)
     local used = where(counts, flat, create.zeros_like(flat))
-    local picked = rows:gather(2, used:unsqueeze(2)):squeeze(2)
+    local ignored = counts:logical_not()
+    local picked = rows:gather(2, used:unsqueeze(2)):squeeze(2):masked_fill(ignored, 0)    -- it may be nan
     local weights = o.weight and o.weight:index_select(1, used) or create.ones_like(picked)
-    weights = weights:masked_fill(counts:logical_not(), 0)
+    weights = weights:masked_fill(ignored, 0)
     local loss = -(picked * weights)
     if o.reduction == "none" then return loss:reshape(ids.shape) end
     return o.reduction == "sum" and loss:sum() or loss:sum() / weights:sum()
@@ -278,23 +281,28 @@ end
 local MULTI = { p = opts.option(opts.whole_from(1), 1), margin = 1, weight = optional_tensor, reduction = reduction }
 --- Hinge loss over classes: the sum over classes i other than the target y of max(0, margin - x[y] + x[i]) ^ p, divided
 --- by C.
----@param input Tensor  scores [N, C]
----@param ids Tensor  classes from 0: int64 [N]
+---@param input Tensor  scores [N, C] or [C]; [] is one class
+---@param ids Tensor  classes from 0: int64 [N]; [] or [1] for one row of scores
 ---@param given? { reduction: "mean"|"sum"|"none", p: integer, margin: number, weight: Tensor }
 ---   p: exponent (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C], factor
 ---   of each class
----@return Tensor  [], or [N] with "none"
+---@return Tensor  [], or the shape of ids with "none"
 function M.multi_margin_loss(input, ids, given)
   local o = opts("multi_margin_loss", given, MULTI)
+  opts.expect(input, a_tensor, "multi_margin_loss: input")
+  opts.expect(ids, a_tensor, "multi_margin_loss: target")
   return scope.scope(function()
-    local rows, flat = rows_of("multi_margin_loss", input, ids, o.weight)
+    if input.ndim == 0 then input = input:reshape(1) end
+    local one = input.ndim == 1 and ids:numel() == 1            -- its target may have shape [1]
+    local rows, flat = rows_of("multi_margin_loss", input, one and ids:reshape {} or ids, o.weight)
     local index = flat:unsqueeze(2)
     local excess = ops.relu(rows - rows:gather(2, index) + o.margin)
     if o.p ~= 1 then excess = excess:pow(o.p) end
     local own = M.one_hot(flat, rows:size(2)):bool()
     local loss = excess:masked_fill(own, 0)
     if o.weight then loss = loss * o.weight:index_select(1, flat):unsqueeze(2) end
-    return reduced(loss:sum(2) / rows:size(2), o.reduction)
+    loss = (loss:sum(2) / rows:size(2)):reshape(ids.shape)
+    return o.reduction == "mean" and loss:sum() / math.max(loss:numel(), 1) or reduced(loss, o.reduction)
   end)
 end
 
@@ -346,9 +354,12 @@ function M.cosine_similarity(a, b, given)
   opts.expect(a, a_tensor, "cosine_similarity: first input")
   opts.expect(b, a_tensor, "cosine_similarity: second input")
   return scope.scope(function()
-    local x = a / a:norm(2, o.dim, { keepdim = true }):clamp_min(o.eps)
-    local y = b / b:norm(2, o.dim, { keepdim = true }):clamp_min(o.eps)
-    return (x * y):sum(o.dim)
+    a, b = unpack(broadcast_tensors { a, b })
+    local function unit(x)
+      local norm = x:norm(2, o.dim, { keepdim = true })
+      return x / (norm + (norm:detach():clamp_min(o.eps) - norm:detach()))   -- the limit does not stop the gradient
+    end
+    return (unit(a) * unit(b)):sum(o.dim)
   end)
 end
 
@@ -419,14 +430,14 @@ local soft_margin = elementwise("soft_margin_loss", {}, function(x, y) return -o
 ---@return Tensor  [], or the input's shape with "none"
 function M.soft_margin_loss(input, target, given) return soft_margin(input, target, given) end
 
-local TRIPLET = { margin = 1, p = 2, eps = 1e-6, swap = false, reduction = reduction }
+local TRIPLET = { margin = opts.option(opts.positive, 1), p = 2, eps = 1e-6, swap = false, reduction = reduction }
 --- max(0, distance(anchor, positive) - distance(anchor, negative) + margin).
 ---@param anchor Tensor  [N, D] or [D]
 ---@param positive Tensor  of the anchor's shape
 ---@param negative Tensor  of the anchor's shape
 ---@param given? { reduction: "mean"|"sum"|"none", margin: number, p: number, eps: number, swap: boolean }
----   margin: least difference of the distances without a loss (default: 1); p: exponent of the norm (default: 2); eps:
----   added to each difference (default: 1e-6); swap: takes the negative's distance from the positive if that is smaller
+---   margin: least difference of the distances without a loss, above 0 (default: 1); p: exponent of the norm (default:
+---   2); eps: added to each difference (default: 1e-6); swap: takes the negative's distance from the positive if that is smaller
 ---   (default: false)
 ---@return Tensor  [], or [N] with "none"
 function M.triplet_margin_loss(anchor, positive, negative, given)

@@ -46,12 +46,19 @@ function M.gelu_tanh(x)
 end
 
 -- Activations with one or two parameters, the numbers s and t.
-for _, name in ipairs { "leaky_relu", "elu", "celu", "softplus", "hardtanh", "threshold" } do
+for _, name in ipairs { "leaky_relu", "elu", "celu", "softplus", "hardtanh", "threshold", "hardshrink",
+  "softshrink" } do
   local number = op(name)
   M[name] = function(x, s, t)
     a_f[0], a_f[1] = s, t or 0
     return wrap(tensor.call1_with(number, x, name, 0, t and 2 or 1))
   end
+end
+
+-- Functions of two tensors that broadcast.
+for _, name in ipairs { "prelu", "binary_cross_entropy" } do
+  local number = op(name)
+  M[name] = function(a, b) return wrap(tensor.call2(number, a, b, name)) end
 end
 
 -- Makes the operators that use t compute it again in their backward, instead of keeping it.

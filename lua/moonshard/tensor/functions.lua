@@ -90,29 +90,30 @@ function methods.square(t) return methods.pow(t, 2) end
 function methods.square_(t) return methods.pow_(t, 2) end
 
 --- t, but at least low, element by element.
----@param low number  the lower limit
+---@param low number|Tensor  the lower limit
 ---@return Tensor
 function methods.clamp_min(t, low) return methods.clamp(t, low) end
 --- clamp_min in place.
----@param low number  the lower limit
+---@param low number|Tensor  the lower limit
 ---@return Tensor self
 function methods.clamp_min_(t, low) return methods.clamp_(t, low) end
 --- t, but at most high, element by element.
----@param high number  the upper limit
+---@param high number|Tensor  the upper limit
 ---@return Tensor
 function methods.clamp_max(t, high) return methods.clamp(t, nil, high) end
 --- clamp_max in place.
----@param high number  the upper limit
+---@param high number|Tensor  the upper limit
 ---@return Tensor self
 function methods.clamp_max_(t, high) return methods.clamp_(t, nil, high) end
 
+local LOGIT = op "logit"
 --- log(t / (1 - t)), element by element: the inverse of sigmoid.
 ---@param given? { eps: number }  eps: t is first limited to [eps, 1 - eps] (default: no limit)
 ---@return Tensor
 function methods.logit(t, given)
   local eps = given ~= nil and opts("logit", given, { eps = opts.number_from(0) }).eps
-  if eps then t = methods.clamp(t, eps, 1 - eps) end
-  return methods.log(t / (1 - t))
+  a_f[0], a_f[1] = eps or -math.huge, eps and 1 - eps or math.huge
+  return wrap(tensor.call1_with(LOGIT, t, "logit", 0, 2))
 end
 
 local SOFTPLUS = op "softplus"

@@ -6,6 +6,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local create = require "moonshard.tensor.create"
 local inner_tensors = require "moonshard.tensor.inner"
+local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.core.dtypes"
 
@@ -256,30 +257,48 @@ function methods.gelu(t, given)
 end
 
 local CLAMP, CLAMP_ = op "clamp", op "clamp_"
-local function clamp(number, who, t, low, high)
-  if type(low) == "table" and not is_tensor(low) then
-    local o = opts(who, low, { min = opts.number, max = opts.number })
+local BOUND = opts.kind("a number or a tensor", function(v) return type(v) == "number" or is_tensor(v) end)
+local BOUNDS = { min = BOUND, max = BOUND }
+-- The limits low and high, of which at least one is not nil.
+local function bounds(who, low, high)
+  if opts.is(low) then
+    local o = opts(who, low, BOUNDS)
     low, high = o.min, o.max
   end
-  if (low ~= nil and type(low) ~= "number") or (high ~= nil and type(high) ~= "number") then
-    errors.raise("%s: bounds are %s and %s, expected numbers or nil", who, errors.kind(low), errors.kind(high))
+  if (low ~= nil and not BOUND.test(low)) or (high ~= nil and not BOUND.test(high)) then
+    errors.raise("%s: bounds are %s and %s, expected numbers, tensors or nil", who, errors.kind(low), errors.kind(high))
   end
   if low == nil and high == nil then errors.raise("%s: neither a minimum nor a maximum was given", who) end
+  return low, high
+end
+local function clamp(number, who, t, low, high)
   a_f[0], a_f[1] = low or -math.huge, high or math.huge
   return tensor.call1_with(number, t, who, 0, 2)
 end
+local function clamp_between(t, low, high)
+  if low ~= nil then t = methods.maximum(t, low) end
+  return high ~= nil and methods.minimum(t, high) or t
+end
 
---- Limits each element to [low, high]; nan remains nan.
----@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
----@param high? number  nil: no upper limit
+--- Limits each element to [low, high]; to high where it is below low. nan remains nan, and a limit that is nan gives
+--- nan. Limits that are tensors broadcast with t, dtypes promote, and the gradient goes to whichever was taken; an
+--- element equal to such a limit shares it with the limit.
+---@param low? number|Tensor|{ min: number|Tensor, max: number|Tensor }  nil: no lower limit; or both limits by name
+---@param high? number|Tensor  nil: no upper limit
 ---@return Tensor
-function methods.clamp(t, low, high) return wrap(clamp(CLAMP, "clamp", t, low, high)) end
+function methods.clamp(t, low, high)
+  low, high = bounds("clamp", low, high)
+  if is_tensor(low) or is_tensor(high) then return scope.run("clamp", clamp_between, t, low, high) end
+  return wrap(clamp(CLAMP, "clamp", t, low, high))
+end
 
 --- clamp in place.
----@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
----@param high? number  nil: no upper limit
+---@param low? number|Tensor|{ min: number|Tensor, max: number|Tensor }  nil: no lower limit; or both limits by name
+---@param high? number|Tensor  nil: no upper limit
 ---@return Tensor self
 function methods.clamp_(t, low, high)
+  low, high = bounds("clamp_", low, high)
+  if is_tensor(low) or is_tensor(high) then return methods.copy_(t, methods.clamp(t, low, high)) end
   clamp(CLAMP_, "clamp_", t, low, high)
   return t
 end
@@ -324,7 +343,10 @@ end
 function methods.where(t, cond, u) return M.where(cond, t, u) end
 
 local function masked_fill(number, who, t, mask, value)
-  if is_tensor(value) then value = value:item() end
+  if is_tensor(value) then
+    if value:numel() ~= 1 then errors.raise("%s: the value has shape %s, expected one element", who, tostring(value.shape)) end
+    value = value:item()
+  end
   if type(value) == "boolean" then value = value and 1 or 0 end
   opts.expect(value, opts.number, "%s: value", who)
   args.n_in, args.n_i, args.n_f = 2, 0, 1
@@ -335,14 +357,22 @@ end
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
 --- value where mask is true, t's own elements elsewhere.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
----@param value number|boolean|Tensor  a tensor must have one element
+---@param value number|boolean|Tensor  a tensor must have one element; it gets the gradient of the filled elements
 ---@return Tensor
-function methods.masked_fill(t, mask, value) return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value)) end
+function methods.masked_fill(t, mask, value)
+  if is_tensor(value) and value.requires_grad and value:numel() == 1 and dtypes.is_float(tensor.info_of(t).dtype) then
+    return M.where(mask, methods.to(methods.reshape(value, {}), t.dtype), t)
+  end
+  return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
+end
 --- masked_fill in place.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
 ---@param value number|boolean|Tensor  a tensor must have one element
 ---@return Tensor self
 function methods.masked_fill_(t, mask, value)
+  if is_tensor(value) and value.requires_grad and dtypes.is_float(tensor.info_of(t).dtype) then
+    return methods.copy_(t, methods.masked_fill(t, mask, value))
+  end
   masked_fill(MASKED_FILL_, "masked_fill_", t, mask, value)
   return t
 end

@@ -219,10 +219,10 @@ local function quantile_of(who, t, q, d, given, ignored)
   local at = d ~= nil and #t.shape > 0 and dimension(t, d, who) + 1
   return scope.run(who, function()
     local one = not is_tensor(q) or #q.shape == 0
-    local list = methods.reshape(is_tensor(q) and methods.detach(q)
-      or create.tensor({ q }, { dtype = t.dtype, device = t.device }), -1)
-    if is_tensor(q) and list:numel() > 0 and not (list:min():item() >= 0 and list:max():item() <= 1) then
-      errors.raise("%s: q has elements from %g to %g, expected 0 to 1", who, list:min():item(), list:max():item())
+    local list = methods.reshape(is_tensor(q) and q or create.tensor({ q }, { dtype = t.dtype, device = t.device }), -1)
+    if is_tensor(q) and list:numel() > 0 then
+      local low, high = list:detach():min():item(), list:detach():max():item()
+      if not (low >= 0 and high <= 1) then errors.raise("%s: q has elements from %g to %g, expected 0 to 1", who, low, high) end
     end
     local flat = not at and methods.reshape(t, -1) or t
     local y = quantiles(flat, list, at or 1, o.interpolation, ignored)

@@ -8,6 +8,7 @@ local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
+local where = require "moonshard.tensor.ops".where
 require "moonshard.tensor.rearrange"
 require "moonshard.tensor.summaries"
 
@@ -228,7 +229,12 @@ local function fill_slices(who, t, d, idx, value)
   elseif #value.shape > 0 then
     errors.raise("%s: the value has shape %s, expected a number or a tensor of shape []", who, tostring(value.shape))
   end
-  return methods.scatter_(t, at, ids, methods.expand(methods.to(value, t.dtype), size))
+  value = methods.to(value, t.dtype)
+  if not value.requires_grad then return methods.scatter_(t, at, ids, methods.expand(value, size)) end
+  -- The value's gradient is that of all filled elements, each counted once, also if its position occurs twice.
+  local filled = methods.scatter_(create.zeros(t.shape, { dtype = "bool", device = t.device }), at, ids,
+    create.ones(size, { dtype = "bool", device = t.device }))
+  return methods.copy_(t, where(filled, value, t))
 end
 
 --- t with alpha times the slices of src added along d, at positions that may occur several times. Errors: an id

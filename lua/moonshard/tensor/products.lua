@@ -27,16 +27,16 @@ function methods.outer(t, u)
   return scope.run("outer", function() return methods.unsqueeze(t, 2) * methods.unsqueeze(u, 1) end)
 end
 
---- The sum of the products of two vectors' elements. Errors: tensors that are not 1-d, different sizes.
----@param u Tensor  of t's shape
----@return Tensor  []
+--- The sum of the products of two vectors' elements. Errors: tensors that are not 1-d, different sizes or dtypes, bool.
+---@param u Tensor  of t's shape and dtype
+---@return Tensor  [] of t's dtype
 function methods.dot(t, u)
   check_dims("dot", t, "first vector", 1)
   check_dims("dot", u, "second vector", 1)
   if t:numel() ~= u:numel() then
     errors.raise("dot: the vectors have %d and %d elements, expected equal numbers", t:numel(), u:numel())
   end
-  return scope.run("dot", function() return methods.sum(t * u) end)
+  return methods.matmul(t, u)
 end
 
 --- The product of a matrix and a vector. Errors: other than 2 and 1 dimensions, different inner sizes or dtypes.
@@ -49,16 +49,19 @@ function methods.mv(t, v)
 end
 
 local SCALES = { beta = 1, alpha = 1 }
+local HALF = { float16 = true, bfloat16 = true }
 local function add_product(who, t, a, b, given, n)
   local o = opts(who, given, SCALES)
   id_of(t, who)
   check_dims(who, a, "first factor", n)
   check_dims(who, b, "second factor", n)
   return scope.run(who, function()
-    local product = methods.matmul(a, b)
-    if o.alpha ~= 1 then product = product * o.alpha end
-    if o.beta == 0 then return product end
-    return product + (o.beta == 1 and t or t * o.beta)
+    local half = HALF[a.dtype] and a.dtype == b.dtype and a.dtype
+    if half then a, b = methods.float(a), methods.float(b) end             -- the sum, too, is rounded once only
+    local out = methods.matmul(a, b)
+    if o.alpha ~= 1 then out = out * o.alpha end
+    if o.beta ~= 0 then out = out + (o.beta == 1 and t or (half and methods.float(t) or t) * o.beta) end
+    return half and (o.beta == 0 or t.dtype == half) and methods.to(out, half) or out
   end)
 end
 

@@ -26,7 +26,7 @@ local function positions(d, at, who)
   return at + #d
 end
 
-for _, name in ipairs { "sum", "mean", "prod", "all", "any" } do
+for _, name in ipairs { "sum", "mean", "prod", "all", "any", "amax", "amin" } do
   local number = op(name)
   methods[name] = function(t, d, given)
     if d == nil and given == nil then return wrap(call1(number, t, name)) end
@@ -41,8 +41,10 @@ for _, name in ipairs { "var", "std" } do
   methods[name] = function(t, d, given)
     if given == nil and opts.is(d) then d, given = nil, d end
     local o = opts(name, given, { keepdim = false, correction = 1 })
-    a_i[0], a_i[1] = o.keepdim and 1 or 0, o.correction
-    return wrap(call1_with(number, t, name, positions(d, 2, name)))
+    a_i[0] = o.keepdim and 1 or 0
+    local n = positions(d, 1, name)
+    a_f[0] = o.correction
+    return wrap(call1_with(number, t, name, n, 1))
   end
 end
 

@@ -8,11 +8,9 @@ local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
-local where = require "moonshard.tensor.ops".where
 require "moonshard.tensor.reduce"
 
 local methods, id_of, dimension, a_tensor = tensor.methods, tensor.id_of, tensor.dimension, tensor.a_tensor
-local KEEPDIM = { keepdim = false }
 
 --- Whether t's dtype is float32, float64, float16 or bfloat16.
 ---@return boolean
@@ -29,57 +27,6 @@ function methods.count_nonzero(t, d)
   return scope.run("count_nonzero", function() return methods.sum(methods.to(methods.ne(t, 0), "int64"), d) end)
 end
 
--- The dimensions to reduce, from 1.
-local function dimensions(who, t, d)
-  id_of(t, who)
-  if d ~= nil and type(d) ~= "number" and not opts.is_plain(d) then
-    opts.wrong(d, "a whole number or a list of them", "%s: dimension", who)
-  end
-  local list = {}
-  if d == nil or type(d) == "table" and #d == 0 then
-    for k = 1, #t.shape do list[k] = k end
-  else
-    for k, one in ipairs(type(d) == "table" and d or { d }) do list[k] = dimension(t, one, who) + 1 end
-  end
-  return list
-end
-
-local function extreme(reduce, t, list, keepdim)
-  local m = methods.detach(t)
-  for _, d in ipairs(list) do m = reduce(m, d, { keepdim = true }) end
-  if t.requires_grad then
-    -- Adds 0, whose gradient is divided evenly among the elements that are equal to the extreme one.
-    local equal = methods.eq(methods.detach(t), m)
-    local y = methods.sum(where(equal, t, 0), list, { keepdim = true })
-      / methods.sum(methods.to(equal, t.dtype), list, { keepdim = true })
-    y = y - methods.detach(y)
-    m = m + methods.masked_fill(y, methods.isnan(methods.detach(y)), 0)
-  end
-  if keepdim or #list == 0 then return #list == 0 and methods.clone(t) or m end
-  return methods.squeeze(m, list)
-end
-
-local function extreme_of(who, reduce, t, d, given)
-  if given == nil and opts.is(d) and next(d) ~= nil then d, given = nil, d end
-  local keepdim = opts(who, given, KEEPDIM).keepdim
-  local list = dimensions(who, t, d)
-  for _, k in ipairs(list) do
-    if t.shape[k] == 0 then errors.raise("%s: dimension %d of %s has no elements", who, k, tostring(t.shape)) end
-  end
-  return scope.run(who, extreme, reduce, t, list, keepdim)
-end
-
---- The largest elements along dimensions. Elements that are equally large share the gradient.
----@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
----@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function methods.amax(t, d, given) return extreme_of("amax", methods.max, t, d, given) end
---- The smallest elements along dimensions. Elements that are equally small share the gradient.
----@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
----@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function methods.amin(t, d, given) return extreme_of("amin", methods.min, t, d, given) end
-
 --- The smallest and the largest elements.
 ---@param given? { dim: integer, keepdim: boolean }
 ---   dim: the dimension to reduce (default: all); keepdim: leaves the dimension with size 1
@@ -88,7 +35,7 @@ function methods.amin(t, d, given) return extreme_of("amin", methods.min, t, d, 
 function methods.aminmax(t, given)
   local o = opts("aminmax", given, { dim = opts.whole, keepdim = false })
   local keep = { keepdim = o.keepdim }
-  return extreme_of("aminmax", methods.min, t, o.dim, keep), extreme_of("aminmax", methods.max, t, o.dim, keep)
+  return methods.amin(t, o.dim, keep), methods.amax(t, o.dim, keep)
 end
 
 --- The sum of the elements that are not nan.
@@ -121,8 +68,8 @@ end
 ---@param n? integer  how often to take differences (default: 1)
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@param given? { prepend: Tensor, append: Tensor }
----   prepend: joined to t along d before it; append: joined after it
----@return Tensor  smaller by n along d
+---   prepend: joined to t along d before it; append: joined after it; unused with n = 0
+---@return Tensor  smaller by n along d; with n = 0 a copy of t
 function methods.diff(t, n, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
   if given == nil and opts.is(n) then n, given = nil, n end
@@ -130,12 +77,12 @@ function methods.diff(t, n, d, given)
   n = opts.expect(n == nil and 1 or n, opts.whole_from(0), "diff: n")
   id_of(t, "diff")
   local at = dimension(t, d or -1, "diff") + 1
+  if n == 0 then return methods.clone(t) end
   return scope.run("diff", function()
     local list = { o.prepend or t }
     if o.prepend then list[2] = t end
     list[#list + 1] = o.append
     t = #list > 1 and shapes.cat(list, at) or t
-    if n == 0 then return methods.clone(t) end
     for _ = 1, n do
       local size = methods.size(t, at)
       if size == 0 then return methods.clone(t) end
@@ -155,16 +102,24 @@ local function tally(ids, amounts, n)
 end
 
 local function histogram(t, bins, low, high)
-  t = methods.reshape(methods.detach(t), -1)
-  if low == high and low == 0 and t:numel() > 0 then low, high = t:min():item(), t:max():item() end
-  if low == high then low, high = low - 1, high + 1 end
+  local x = methods.double(methods.reshape(methods.detach(t), -1))
+  if low == high and low == 0 and t:numel() > 0 then low, high = x:min():item(), x:max():item() end
   if low ~= low or high ~= high or math.abs(low) == math.huge or math.abs(high) == math.huge then
     errors.raise("histc: the range is %g to %g, expected finite numbers", low, high)
   end
-  local inside = methods.logical_and(methods.ge(t, low), methods.le(t, high))
-  local place = methods.clamp(methods.floor((methods.masked_fill(t, methods.logical_not(inside), low) - low) * bins
-    / (high - low)), 0, bins - 1)
-  return tally(methods.to(place, "int64"), methods.to(inside, t.dtype), bins)
+  local width, from = high - low
+  if low == high then                                       -- the range is low - 1 to low + 1, which may round to low
+    width, from = 2, x - low + 1
+  elseif width == math.huge then
+    width, from = high / 2 - low / 2, x / 2 - low / 2
+  else
+    from = x - low
+  end
+  local inside = low == high and methods.logical_and(methods.ge(from, 0), methods.le(from, 2))
+    or methods.logical_and(methods.ge(x, low), methods.le(x, high))
+  from = methods.masked_fill(from, methods.logical_not(inside), 0)
+  local place = methods.clamp(methods.floor(from / width * bins), 0, bins - 1)
+  return methods.to(tally(methods.to(place, "int64"), methods.to(inside, "int64"), bins), t.dtype)
 end
 
 --- Counts elements in bins of equal width between low and high; others and nan are not counted. No gradient. Errors: a

@@ -415,7 +415,10 @@ function M.vecdot(x, y, given)
   local o = opts("linalg.vecdot", given, { dim = -1 })
   opts.expect(x, a_tensor, "linalg.vecdot: x")
   opts.expect(y, a_tensor, "linalg.vecdot: y")
-  return scope.run("linalg.vecdot", function() return methods.sum(x * y, o.dim) end)
+  return scope.run("linalg.vecdot", function()
+    local products = x * y
+    return methods.to(methods.sum(products, o.dim), products.dtype)       -- integers keep their dtype
+  end)
 end
 
 --- The reason why LAPACK cannot be used; nil if it can. The first call loads it.
