@@ -333,6 +333,9 @@ bool ms__comm_stopped(void);
 void ms__end_catch(void);               // registers the exit handler
 ms_status ms__end_start(void);          // starts watching the peers whose pids are on the board
 _Noreturn void ms__end_stay(int code);  // called when a peer has failed and reported why
+// To be called before a rank exits that has just printed why: srun loses what a task prints in its last 50 ms if
+// another task was killed (13 of 30 times).
+void ms__end_settle(void);
 // To be called when a collective cannot complete: returns code, whose error is set, and ends the job soon. culprit: the
 // rank that died; -1: this rank is the first to fail and reports.
 ms_status ms__fail_job(ms_status code, int culprit);

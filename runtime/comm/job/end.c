@@ -92,12 +92,18 @@ static void mark_reported(void)
     ms__link_ended();
 }
 
+void ms__end_settle(void)
+{
+    if (ms__launcher_pid == 0) ms__nap(100 * MS);
+}
+
 // Under mpirun, keeps this process alive until mpirun ends it, for at most STAY. Then exits with `code`.
 _Noreturn void ms__end_stay(int code)
 {
     mark_reported();
     for (int64_t since = ms__now_ns(); ms__launcher_pid > 0 && ms__now_ns() - since < STAY; ms__nap(5 * MS))
         ms__wake_launcher();
+    ms__end_settle();
     _exit(code);
 }
 

@@ -186,6 +186,7 @@ void ms__fork_waker(void)
 _Noreturn void ms__exit_first(int code)
 {
     ms__fork_waker();
+    ms__end_settle();
     _exit(code);
 }
 

@@ -20,20 +20,23 @@ static bool speaks;                   // a rank of a launcher, which says what e
 
 // ---- a script that does not catch signals -----------------------------------------------------------
 
-// Prints the signal and lets it end the process. A signal from the launcher reaches all ranks, of which rank 0 prints.
+// Prints the signal and lets it end the process. A signal from the launcher reaches all ranks, of which rank 0 prints;
+// the others wait for it, because mpirun kills all ranks as soon as one has died of SIGTERM.
 static void on_fatal_signal(int sig, siginfo_t *info, void *context)
 {
     (void)context;
     ms_board *board = ms__world.board;
     bool everywhere = info->si_pid == getppid(), mine = !everywhere || ms__rank_launched() == 0;
-    if (mine && !(board && atomic_exchange(&board->reported, true))) {
+    for (int k = 0; !mine && k < 100 && !(board && atomic_load(&board->reported)); k++) ms__nap(5000000);
+    if (!mine) ms__nap(50000000);
+    else if (!(board && atomic_exchange(&board->reported, true))) {
         char text[120];
         int k = 0;
         while (signals[k] != sig) k++;
         bool mpirun = sig == SIGTERM && everywhere && ms__launcher_pid > 0;
         int n = snprintf(text, sizeof text, "rank %d: %s ended this job%s\n", ms__rank_launched(), names[k],
                          mpirun ? " (sent by mpirun, which was terminated or interrupted)" : "");
-        if (write(STDERR_FILENO, text, (size_t)n) < 0) return;
+        if (write(STDERR_FILENO, text, (size_t)n) > 0) ms__end_settle();
     }
     signal(sig, SIG_DFL);
     raise(sig);
