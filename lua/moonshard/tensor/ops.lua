@@ -354,13 +354,21 @@ local function masked_fill(number, who, t, mask, value)
   return tensor.call(number, t, mask)
 end
 
+-- Whether a value gets a gradient, or may be an int64 that no number holds.
+local function stays_a_tensor(t, value)
+  if not is_tensor(value) or value:numel() ~= 1 then return false end
+  if value.requires_grad then return dtypes.is_float(tensor.info_of(t).dtype) end
+  return value.dtype == "int64" and t.dtype == "int64"
+end
+
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
 --- value where mask is true, t's own elements elsewhere.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
 ---@param value number|boolean|Tensor  a tensor must have one element; it gets the gradient of the filled elements
 ---@return Tensor
 function methods.masked_fill(t, mask, value)
-  if is_tensor(value) and value.requires_grad and value:numel() == 1 and dtypes.is_float(tensor.info_of(t).dtype) then
+  if stays_a_tensor(t, value) then
+    id_of(mask, "masked_fill", "mask")
     return M.where(mask, methods.to(methods.reshape(value, {}), t.dtype), t)
   end
   return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value))
@@ -370,7 +378,7 @@ end
 ---@param value number|boolean|Tensor  a tensor must have one element
 ---@return Tensor self
 function methods.masked_fill_(t, mask, value)
-  if is_tensor(value) and value.requires_grad and dtypes.is_float(tensor.info_of(t).dtype) then
+  if stays_a_tensor(t, value) then
     return methods.copy_(t, methods.masked_fill(t, mask, value))
   end
   masked_fill(MASKED_FILL_, "masked_fill_", t, mask, value)

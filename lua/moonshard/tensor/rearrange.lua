@@ -44,7 +44,11 @@ end
 --- Reverses the order of the elements along dimensions, by copying.
 ---@param ... integer|integer[]  dimensions, from 1; negative from the end
 ---@return Tensor
-function methods.flip(t, ...) return scope.run("flip", flipped, t, dimensions(t, "flip", ...)) end
+function methods.flip(t, ...)
+  id_of(t, "flip")
+  if #t.shape == 0 then return methods.reshape(methods.flip(methods.reshape(t, 1), ...), {}) end
+  return scope.run("flip", flipped, t, dimensions(t, "flip", ...))
+end
 
 local function rolled(t, shifts, list)
   local copied = false
