@@ -53,9 +53,9 @@ local function whole(dtype)
 end
 
 --- Sizes: 0 to 3 dimensions, now and then an empty one.
-function walk.shape(least)
+function walk.shape()
   local sizes = {}
-  for d = 1, math.max(least or 0, pick { 0, 1, 1, 2, 2, 3 }) do sizes[d] = uniform() < 0.06 and 0 or 1 + below(5) end
+  for d = 1, pick { 0, 1, 1, 2, 2, 3 } do sizes[d] = uniform() < 0.06 and 0 or 1 + below(5) end
   return sizes
 end
 

@@ -6,10 +6,11 @@ local ms = require "moonshard"
 local walk = require "spec.support.walk"
 
 ffi.cdef [[
-double erf(double); double erfc(double); double lgamma(double); double log1p(double); double expm1(double);
-double asinh(double); double acosh(double); double atanh(double); double exp2(double); double log2(double);
-double fmod(double, double); double hypot(double, double); double copysign(double, double); double rint(double);
-double trunc(double); double atan2(double, double); double pow(double, double);
+double sin(double); double cos(double); double tan(double); double erf(double); double erfc(double);
+double lgamma(double); double log1p(double); double expm1(double); double asinh(double); double acosh(double);
+double atanh(double); double exp2(double); double log2(double); double fmod(double, double);
+double hypot(double, double); double copysign(double, double); double rint(double); double trunc(double);
+double atan2(double, double); double pow(double, double);
 ]]
 local C = ffi.load "m"
 local F = ms.nn.F
@@ -34,7 +35,8 @@ local unary = {
   rsqrt = { function(x) return 1 / math.sqrt(x) end }, tanh = { math.tanh },
   asin = { math.asin }, acos = { math.acos, 4, 1 }, atan = { math.atan }, sinh = { math.sinh }, cosh = { math.cosh },
   asinh = { C.asinh }, acosh = { C.acosh, 4, 0.1 }, atanh = { C.atanh }, exp2 = { C.exp2 }, expm1 = { C.expm1 },
-  log2 = { C.log2 }, log10 = { math.log10 }, erf = { C.erf },
+  log1p = { C.log1p }, log2 = { C.log2 }, log10 = { math.log10 }, erf = { C.erf },
+  sin = { C.sin, 4, 0.1 }, cos = { C.cos, 4, 0.1 }, tan = { C.tan, 8, 0.1 },
   erfc = { C.erfc, 16 }, lgamma = { C.lgamma, 8, 50 },
   floor = { floor }, ceil = { math.ceil }, trunc = { C.trunc }, round = { C.rint },
   frac = { function(x) return x - C.trunc(x) end }, sign = { sign },
@@ -78,6 +80,13 @@ local unary = {
   hardtanh = { function(x) return clamp(x, -1, 1) end, 4, 0, F.hardtanh },
   softplus = { softplus, 4, 0, F.softplus },
   tanhshrink = { function(x) return x - math.tanh(x) end, 8, 1, F.tanhshrink },
+  hardshrink = { function(x) return (x > 0.5 or x < -0.5 or x ~= x) and x or 0 end, 4, 0, F.hardshrink },
+  threshold = { function(x) return (x > 0.25 or x ~= x) and x or -2 end, 4, 0,
+    function(t) return F.threshold(t, 0.25, -2) end },
+  logit = { function(x) return log(x / (1 - x)) end, 8, 1 },
+  prelu = { function(x) return x > 0 and x or 0.25 * x end, 4, 0,
+    function(t) return F.prelu(t, ms.full({ 1 }, 0.25, { dtype = t.dtype })) end },
+  ["clamp by nan"] = { function() return nan end, 4, 0, function(t) return t:clamp(nan, 1) end },
   softshrink = { function(x)
     return x > 0.5 and x - 0.5 or x < -0.5 and x + 0.5 or x ~= x and x or 0
   end, 4, 0.5, F.softshrink },

@@ -106,9 +106,8 @@ local along = {
   nansum = { function(list) return sum(without_nan(list)) end, function(t, d) return t:nansum(d) end, 8, 1 },
   nanmean = { function(list) return sum(without_nan(list)) / #without_nan(list) end,
     function(t, d) return t:nanmean(d) end, 8, 1 },
-  amax = { largest, function(t, d) return t:amax(d) end, needs = 1, flat = true },
-  amin = { function(list) return (extreme(list, under)) end, function(t, d) return t:amin(d) end, needs = 1,
-    flat = true },
+  amax = { largest, function(t, d) return t:amax(d) end, needs = 1 },
+  amin = { function(list) return (extreme(list, under)) end, function(t, d) return t:amin(d) end, needs = 1 },
   max = { largest, function(t, d) return (t:max(d)) end, needs = 1 },
   min = { function(list) return (extreme(list, under)) end, function(t, d) return (t:min(d)) end, needs = 1 },
   ["the place of max"] = { function(list) return select(2, extreme(list, above)) - 1 end,
@@ -168,7 +167,7 @@ local along = {
     local out = {}
     for k = 1, #list do out[k] = list[#list + 1 - k] end
     return out
-  end, function(t, d) return t:flip(d) end, flat = true },
+  end, function(t, d) return t:flip(d) end },
 }
 
 -- Calls visit(list, base, stride) for every list of t's values along dimension d.
@@ -188,7 +187,7 @@ end
 
 local function step_along(name, f, dtypes)
   return { name, function()
-    local dtype, sizes = pick(dtypes or ALL), shape(f.flat and 1 or 0)
+    local dtype, sizes = pick(dtypes or ALL), shape()
     local t, values = walk.tensor(dtype, sizes, f.tame)
     local d = 1 + below(math.max(#sizes, 1))
     if (sizes[d] or 1) < (f.needs or 0) then return nil end
@@ -270,6 +269,18 @@ function others.masked_fill()
   local want, v = {}, pick { 2, inf, nan, -0.5 }
   broadcast(sizes, { sizes, mask.shape }, function(k, i, l) want[k] = m[l] and v or x[i] end)
   return walk.differs(walk.flat(t:masked_fill(mask, v)), want, "float32"), text(mask) .. text(t)
+end
+
+others["masked_fill with a large whole number"] = function()
+  local v = pick { 9007199254740993LL, -4611686018427387905LL }
+  local t, x = walk.tensor("int64", { 1 + below(4) })
+  local mask, m = walk.tensor("bool", t.shape)
+  local want = {}
+  for k in ipairs(x) do
+    if m[k] then want[k] = v else want[k] = x[k] end
+  end
+  t:masked_fill_(mask, ms.tensor(v))
+  return walk.differs(walk.flat(t), want, "int64"), text(mask) .. text(t)
 end
 
 function others.lerp()

@@ -61,7 +61,7 @@ end
 
 local steps = {}
 for _, op in ipairs(samples.operators()) do
-  local is_hidden = op.name:find "_backward$" or op.name:find "^linalg" or op.name == "log1p"
+  local is_hidden = op.name:find "_backward$" or op.name:find "^linalg"
   if not op.random and not is_hidden and lib.ms_op_has_kernel(op.op, E.MS_CPU) == 1 then
     steps[#steps + 1] = { op.name, step(op) }
   end
