@@ -157,8 +157,8 @@ end
 position.calls_once(M.with_device)
 
 local stats = engine.ffi.new "ms_memory"
-local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "peak_scratch", "live_tensors", "parameters",
-  "gradients", "optimizer", "gathered" }
+local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "peak_scratch", "live_tensors",
+  "parameters", "gradients", "optimizer", "gathered" }
 
 --- The memory that the allocator of a device holds, in bytes: allocated (in use), reserved (taken from the system), and
 --- the peaks of both; live_tensors counts the tensors of all devices. Parts of allocated are parameters, gradients,

@@ -63,7 +63,8 @@ for world = 1, 4 do
               ms.manual_seed(100 * step + 10 * k + r)
               return model(ms.randn(2, 4), plan[k]):pow(2):mean()
             end
-            local its_opt, opt = ms.optim.SGD(want:parameters(), { lr = 0.1 }), ms.optim.SGD(m:parameters(), { lr = 0.1 })
+            local its_opt = ms.optim.SGD(want:parameters(), { lr = 0.1 })
+            local opt = ms.optim.SGD(m:parameters(), { lr = 0.1 })
             for step = 1, 2 do
               for k = 1, #plan do
                 for r = 0, world - 1 do (loss(want, step, k, r) / world):backward() end
@@ -75,7 +76,9 @@ for world = 1, 4 do
                 o:zero_grad()
               end
             end
-            for name, t in ms.sorted_pairs(fsdp.state_dict(m)) do ms.testing.assert_close(t, want:state_dict()[name]) end
+            for name, t in ms.sorted_pairs(fsdp.state_dict(m)) do
+              ms.testing.assert_close(t, want:state_dict()[name])
+            end
           end)
         end
       end
