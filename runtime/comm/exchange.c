@@ -293,14 +293,15 @@ static ms_status agree(ms_waiter *w)
 }
 
 // Decides, once for all members on this node, whether the collective is committed (`go`) or abandoned. Returns whether
-// it is committed: another member may have decided first.
+// it is committed: another member may have decided first. If members use the slot for a later collective already, they
+// have abandoned c, and their decision must not be overwritten: a member that has committed waits for all others.
 static bool decide(ms_coll *c, bool go)
 {
     _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;
     uint64_t was = atomic_load_explicit(commit, memory_order_acquire), want = c->number * 2 + go;
-    while (was >> 1 != c->number)
+    while (was >> 1 < c->number)
         if (atomic_compare_exchange_weak(commit, &was, want)) return go;
-    return was & 1;
+    return was == c->number * 2 + 1;
 }
 
 // Waits until all members on this node have completed collective `number`: c, or an earlier one that used c's slots.

@@ -30,6 +30,14 @@ describe("Slurm's variables", function()
       .. "use srun %-%-mpi=pmix", job.stderr)
   end)
 
+  it("of a step over PMI, which Debian's Open MPI does not know, are an error that names the option", function()
+    local job = ranks.run(0, who, { env = { SLURM_STEP_ID = "0", SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1",
+      SLURM_MPI_TYPE = "pmi2", PMI_RANK = "1", PMI_SIZE = "2" } })
+    assert.are.equal(1, job.code)
+    assert.matches("script%.lua:2: dist%.init: this Open MPI cannot connect ranks over PMI %(srun %-%-mpi=pmi2%); use srun %-%-mpi=pmix\n",
+      job.stderr)
+  end)
+
   it("share the cores of a node among its tasks", function()
     for list, share in pairs { ["1"] = 1, ["4"] = 4, ["2(x3),4"] = 2, ["1,4"] = 4, ["1(x2),4(x2)"] = 4 } do
       local node = ({ ["1"] = 0, ["4"] = 0, ["2(x3),4"] = 2, ["1,4"] = 1, ["1(x2),4(x2)"] = 3 })[list]
