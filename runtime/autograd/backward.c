@@ -374,18 +374,6 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     return MS_OK;
 }
 
-// Makes the parameters whole that the backward of n reads. Mostly they are, since a gradient of their module's output
-// has arrived; but a hook of the script may have kept features from inside of the module.
-static ms_status read_parameters(ms_run *r, const ms_node *n, bool *started)
-{
-    for (int k = 0; k < n->n_in && !*started; k++) {
-        if (n->in[k] && n->in[k]->storage->kind == MS_MEMORY_GATHERED)
-            MS_TRY(ms__run_owner->read(r, n->in[k]->storage, started));
-        else if (MS_UNLIKELY(n->in_version[k] == MS_AGAIN)) MS_TRY(read_parameters(r, n->edges[k].node, started));
-    }
-    return MS_OK;
-}
-
 // Processes one node: its hooks, its backward, its gradients along the edges. Returns MS_RUN_DONE when the node is
 // finished, and also when it has pushed tasks that must run first.
 ms_run_state ms__node_step(ms_run *r, ms_event *ev)
@@ -424,7 +412,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         bool any = false, started = false;
         for (int k = 0; k < n->n_out; k++) any |= n->gout[k] != NULL;
         if (any && n->needed && r->units && n->kind == MS_NODE_OP && !n->freed) {
-            if (read_parameters(r, n, &started)) return MS_RUN_FAILED;
+            if (ms__read_parameters(r, n, &started)) return MS_RUN_FAILED;
             if (MS_UNLIKELY(started)) return MS_RUN_DONE;
         }
         for (int k = 0; k < n->n_in; k++) r->at.gin[k] = NULL;

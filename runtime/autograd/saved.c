@@ -2,6 +2,7 @@
 // autograd/saved.c -- what nodes have saved: checks before backward reads it, and inputs that backward computes again
 // because the node did not keep them.
 #include "autograd/graph.h"
+#include "autograd/owner.h"
 
 ms_status ms__used_up(const ms_node *n)
 {
@@ -77,4 +78,14 @@ ms_status ms__compute_again(ms_node *n)
         ms__drop_again(made_by);
     }
     return st;
+}
+
+ms_status ms__read_parameters(ms_run *r, const ms_node *n, bool *started)
+{
+    for (int k = 0; k < n->n_in && !*started; k++) {
+        if (n->in[k] && n->in[k]->storage->kind == MS_MEMORY_GATHERED)
+            MS_TRY(ms__run_owner->read(r, n->in[k]->storage, started));
+        else if (MS_UNLIKELY(n->in_version[k] == MS_AGAIN)) MS_TRY(ms__read_parameters(r, n->edges[k].node, started));
+    }
+    return MS_OK;
 }

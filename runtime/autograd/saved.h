@@ -11,5 +11,9 @@ ms_status ms__check_saved(const ms_node *n);  // fails if a saved tensor was cha
 // than n, so the run has not freed what these nodes saved.
 ms_status ms__compute_again(ms_node *n);
 void ms__drop_again(ms_node *n);
+// Makes the units' parameters whole that n's backward reads; if it has begun to gather some, sets *started. Mostly they
+// are whole, since a gradient of their module's output has arrived; but a hook of the script may have kept features
+// from inside of the module.
+ms_status ms__read_parameters(ms_run *r, const ms_node *n, bool *started);
 
 #endif

@@ -397,6 +397,7 @@ end
 
 local function unscale(self, optimizer)
   need_scale(self, "unscale_")
+  if optimizer._expect_trained then optimizer:_expect_trained() end
   local record = record_of(self, optimizer)
   if record.stage == "unscaled" then
     raise("unscale_() has already been called on this optimizer since the last update().")

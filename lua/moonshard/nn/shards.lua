@@ -68,13 +68,33 @@ function M.leave(p, name, how)
   changes = changes + 1
 end
 
---- Raises if p is no longer trained.
+local strays = 0
+
+local function version_of(t) return tensor.info_of(t).version end
+
+--- Declares that p is a part of a sharded model, but is neither sharded nor reduced.
+---@param p Tensor
+---@param name string  p's name in the model
+function M.stray(p, name)
+  strays = strays + 1
+  rawset(p, "_stray", name)
+  p:register_post_accumulate_grad_hook(function(q) rawset(q, "_landed", version_of(q.grad)) end)
+end
+
+--- Whether there are such parameters.
+function M.has_strays() return strays > 0 end
+
+--- Raises if p is no longer trained, or its gradient is only this rank's: as backward left it.
 ---@param p Tensor
 ---@param who string  names the function and the parameter in messages
 ---@param object string  what has to be made again
 function M.expect_trained(p, who, object)
-  local left = rawget(p, "_left")
+  local left, name = rawget(p, "_left"), rawget(p, "_stray")
   if left then errors.raise("%s, %s; make %s after wrapping, of the wrapped model's parameters()", who, left, object) end
+  if name and not rawget(p, "_unit") and p.grad and version_of(p.grad) == rawget(p, "_landed") then
+    errors.raise("%s, '%s', came into the model after it had been sharded, and is neither sharded nor reduced: its gradient is "
+      .. "this rank's own; build the model before it is sharded, or all-reduce the gradient", who, name)
+  end
 end
 
 --- Reshards p's unit if it is gathered and idle: a change of this rank's part has made the gathered copy of p stale.

@@ -39,7 +39,13 @@ function Module:eval() return self:train(false) end
 function Module:requires_grad_(on)
   if on == nil then on = true end
   opts.expect(on, opts.boolean, "requires_grad_: argument 1")
-  for _, p in ipairs(self:parameters()) do p:requires_grad_(on) end
+  -- Not parameters(), which leaves out those that fsdp.FSDP has put into a flat parameter.
+  for _, m in ipairs(self:modules()) do
+    for _, name in ipairs(rawget(m, "_params")) do
+      local p = rawget(m, "_slots")[name]
+      if p ~= nil then p:requires_grad_(on) end
+    end
+  end
   return self
 end
 

@@ -32,7 +32,7 @@ local function clip_at_once(params, max_norm, given)
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
   for k = 1, #params do
     opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k)
-    if rawget(params[k], "_left") then shards.expect_trained(params[k], "clip_grad_norm_: parameter " .. k, "the list") end
+    if rawget(params[k], "_left") or rawget(params[k], "_stray") then shards.expect_trained(params[k], "clip_grad_norm_: parameter " .. k, "the list") end
   end
   params = tensor.flat(params)
   -- Replaces the leaves with sparse gradients by leaves whose gradient is the tensor of coalesced values.

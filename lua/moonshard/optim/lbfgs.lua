@@ -80,6 +80,7 @@ end
 
 local function evaluate(group, closure)
   local result = autograd.enable_grad(closure)
+  for k, p in ipairs(group.params) do shards.expect_trained(p, ("LBFGS: parameter %d"):format(k), "the optimizer") end
   local loss = type(result) == "number" and result or result:item()
   local replicas = utils._group_of(group.params)
   if replicas then

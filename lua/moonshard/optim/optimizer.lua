@@ -208,7 +208,7 @@ end
 ---@param who? string  the function's name in messages; default: the optimizer's
 ---@param object? string  what has to be made again
 function Optimizer:_expect_trained(who, object)
-  if self._changes == shards.changes() then return end
+  if self._changes == shards.changes() and not shards.has_strays() then return end
   who, object = who or self:class_name(), object or "the optimizer"
   for _, group in ipairs(self.param_groups) do
     for k, p in ipairs(group.params) do

@@ -198,7 +198,7 @@ end
 
 --- Raises if the model no longer trains one of the parameters as a whole.
 function Zero:_expect_trained(who, object)
-  if self._changes == shards.changes() then return end
+  if self._changes == shards.changes() and not shards.has_strays() then return end
   who, object = who or NAME, object or "the optimizer"
   each_param(self, function(p, index, k)
     local which = ("%s: parameter %d of group %d"):format(who, k, index)

@@ -70,6 +70,7 @@ local OPTIONS = {
   ignored_modules = opts.any,
   ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false,
   forward_prefetch = opts.boolean, limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
+  check_values = true,
 }
 -- The option with which auto_wrap_policy passes the enclosing instance's ignored modules and parameters.
 local INNER = { ignored = opts.table }
@@ -213,9 +214,9 @@ end
 --- "hybrid_shard" and "hybrid_shard_zero2" (shard inside a group, replicate between groups). use_orig_params keeps the
 --- original names and parameters. sync_module_states sends rank 0's parameters and buffers to all ranks. Collective
 --- (docs/semantics.md#classic). Errors: with auto_wrap_policy, a module that is wrapped already; modules that differ
---- between ranks (raised on every rank).
+--- between ranks, also in their initial values (raised on every rank).
 ---@param m Module  the module to wrap
----@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
+---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh, check_values: boolean }
 ---   sharding_strategy: default "full_shard"; cpu_offload: keeps shards on the CPU; auto_wrap_policy: selects the
 ---   submodules that become instances of their own; backward_prefetch: when backward starts the next gather: before the
 ---   current unit ("pre"), after it ("post"), or when the next unit needs it ("none"); mixed_precision: dtypes of
@@ -224,7 +225,8 @@ end
 ---   CPU are moved; sync_module_states: starts from rank 0's parameters and buffers; device_mesh: a mesh of one
 ---   dimension, or { replicate, shard }, given instead of process_group; forward_prefetch: false: forward gathers no
 ---   instance ahead; limit_all_gathers: at most one instance is gathered ahead; use_orig_params: keeps the original
----   names and parameters
+---   names and parameters; check_values: initial values that differ between ranks are an error, unless
+---   sync_module_states is set (default: true)
 function FSDP:init(m, given)
   opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
@@ -255,7 +257,8 @@ function FSDP:init(m, given)
   materialize.from_meta(inside, o.param_init_fn, device)
   materialize.move(inside, device, o.device_id)
   local params, names, places = managed(m, ignored_modules, ignored_params)
-  alike.check("FSDP", ("sharding_strategy = %s"):format(placed.strategy), params, names, placed.group, placed.replicate)
+  alike.check("FSDP", ("sharding_strategy = %s"):format(placed.strategy), { params = params, names = names,
+    owner = m:class_name(), values = o.check_values and not o.sync_module_states }, placed.group, placed.replicate)
   if o.sync_module_states then
     materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group },
       ignored_params)
@@ -271,7 +274,7 @@ function FSDP:init(m, given)
   local unit = {
     classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed,
     options = o, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
-    places = places, replaces = o.use_orig_params or nil, made_with = params[1] and params[1].dtype,
+    places = places, replaces = o.use_orig_params or nil, made_with = params[1] and params[1].dtype, trains = params[1] and params[1].requires_grad,
     ignored_modules = ignored_modules, ignored_params = ignored_params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     checks_order = (require "moonshard.dist").debug_level() == "detail", sync = true,
@@ -304,6 +307,10 @@ function FSDP:_assign(name, value)
   local unit = rawget(self, "_fsdp")
   if unit and name == "comm_hook" then return hooks.set(unit, value, unit.comm_hook_state) end
   if unit and name == "comm_hook_state" then return hooks.set(unit, unit.comm_hook, value) end
+  if unit and flat.is_parameter(value) then
+    raise("FSDP: parameter '%s' was assigned to the instance, which does not pass it to the module that it wraps; assign it to that "
+      .. "module, the field 'module', before wrapping", tostring(name))
+  end
   return Module._assign(self, name, value)
 end
 
@@ -326,6 +333,9 @@ rawset(FSDP, "__call", function(self, ...)
   local is_root = lib.ms_unit_root(unit.handle) == unit.handle
   if is_root then
     unit.below = unit.below or module.units_below(self)
+    for _, below in ipairs(unit.below) do
+      if below.classic then flat.follow(below) end
+    end
     writeback.write_back_all(unit.below)
   elseif looks then
     writeback.write_back(unit)

@@ -51,6 +51,28 @@ function M.adopt(p, unit, name)
   shards.leave(p, name, "was replaced by a flat parameter of fsdp.FSDP")
 end
 
+--- Before a root's forward: trains or freezes a flat parameter with its original parameters, whichever of the two the
+--- script has changed. Raises if the original parameters differ.
+function M.follow(unit)
+  local flat = rawget(unit.modules[1], "_slots").flat_param
+  if not flat then return end
+  local first, own = unit.originals[1].requires_grad, flat.requires_grad
+  for _, place in ipairs(unit.places) do
+    if place[3].requires_grad ~= first then
+      errors.raise("FSDP: parameter '%s' %s and '%s' does not, but a flat parameter is trained or frozen as a whole; give "
+        .. "fsdp.FSDP use_orig_params = true", (first and unit.places[1] or place)[4], "requires grad",
+        (first and place or unit.places[1])[4])
+    end
+  end
+  if first ~= own then
+    local now = first
+    if first == unit.trains then now = own end
+    flat.requires_grad = now
+    for _, p in ipairs(unit.originals) do p.requires_grad = now end
+  end
+  unit.trains = flat.requires_grad
+end
+
 -- ---- pieces --------------------------------------------------------------------------------------
 
 local own_getters, own_setters = {}, {}

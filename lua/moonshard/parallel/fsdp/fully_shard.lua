@@ -181,19 +181,21 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 --- backward; gradients are reduced after backward. mesh: a mesh of one dimension, or { replicate, shard }.
 --- reshard_after_forward: whether parameters are resharded after forward (default: true; false for the root), or a
 --- number of ranks over which they stay sharded. Every rank must make the same call. Errors: containers without
---- forward; models that differ between ranks (raised on every rank).
+--- forward; models that differ between ranks, also in their initial values (raised on every rank).
 ---@param target Module|Module[]  a list becomes one unit
----@param given? { mesh: DeviceMesh, dp_mesh_dims: DataParallelMeshDims, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
+---@param given? { mesh: DeviceMesh, dp_mesh_dims: DataParallelMeshDims, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[], check_values: boolean }
 ---   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); dp_mesh_dims: the dimensions to use,
 ---   if the mesh has others, too; reshard_after_forward: whether to reshard after forward (default: true; false for the
 ---   root), or the number of ranks to stay sharded over; shard_placement_fn: returns the placement of a parameter; nil:
 ---   along the first dimension; mp_policy: dtypes of the unit (default: unchanged); offload_policy: keeps shards on the
----   CPU; ignored_params: stay whole on every rank
+---   CPU; ignored_params: stay whole on every rank; check_values: initial values that differ between ranks are an error
+---   (default: true)
 ---@return Module|Module[]  target, whose class is now "FSDP" followed by its old name
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {
     mesh = opts.any, dp_mesh_dims = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn,
     mp_policy = opts.any, offload_policy = opts.any, ignored_params = opts.any,
+    check_values = true,
   })
   local modules = module_list(target)
   for _, m in ipairs(modules) do
@@ -218,9 +220,9 @@ function M.fully_shard(target, given)
   end
 
   local params, names, owners, places = managed(modules, ignored)
-  alike.check("fully_shard", ("reshard_after_forward = %s, param_dtype = %s, reduce_dtype = %s"):format(
-    tostring(o.reshard_after_forward), tostring(policy.param_dtype), tostring(policy.reduce_dtype)), params, names,
-    group, replicas)
+  local equal = alike.check("fully_shard", ("reshard_after_forward = %s, param_dtype = %s, reduce_dtype = %s"):format(
+    tostring(o.reshard_after_forward), tostring(policy.param_dtype), tostring(policy.reduce_dtype)),
+    { params = params, names = names, owner = modules[1]:class_name(), values = o.check_values }, group, replicas)
   local device = compute_device(o.mesh, params)
   move_buffers(modules, device)
   -- The engine receives an instance of a tensor class as its inner tensors, each of which is a separate parameter.
@@ -255,10 +257,10 @@ function M.fully_shard(target, given)
   local mesh = o.mesh
   local unit = {
     handle = handle, modules = setmetatable({}, { __mode = "v" }), policy = policy, world = world, group = group,
-    replicates = replicas ~= nil,
+    replicates = replicas ~= nil, unlike = o.check_values and not equal,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
     offload = o.offload_policy ~= nil, params = params, names = names, owners = setmetatable(owners, { __mode = "v" }),
-    places = places, positions = positions,
+    places = places, positions = positions, ignored_params = setmetatable(ignored, { __mode = "k" }),
     mesh = function()
       mesh = mesh or dist.mesh_from_group(group, { names = { "dp_shard" } })
       return mesh

@@ -2,6 +2,7 @@
 --- FSDPModule: the methods that fully_shard adds to a module. The class of a sharded module is generated from the
 --- module's class ("FSDPLinear" extends Linear) and calls forward between the unit's hooks.
 local advice = require "moonshard.core.advice"
+local alike = require "moonshard.parallel.fsdp.alike"
 local arguments = require "moonshard.parallel.fsdp.arguments"
 local assign = require "moonshard.parallel.fsdp.assign"
 local autograd = require "moonshard.autograd"
@@ -100,6 +101,7 @@ local function lazy_init(unit)
     if not u.classic then replaced.take_in(u) end
   end
   name_all(unit.modules[1])
+  alike.check_replicas(list)
   if lib.ms_unit_lazy_init(unit.handle, #list, handles) ~= 0 then errors.fail() end
   for _, u in ipairs(list) do
     extensions.look(u)
@@ -182,6 +184,7 @@ local function between(self, unit, forward, ...)
   end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
+  if depth == 1 and lib.ms_dist_size(0) > 1 and autograd.is_grad_enabled() then replaced.look(self, unit) end
   local part = #unit.modules > 1 and begin(unit)
   local extended = extensions.any
   if not unit.looked then extensions.look(unit) end

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- Handles parameters that a script assigned to fields of a sharded module. Plain, whole parameters assigned between
---- fully_shard and the first forward replace the unit's old ones. Later assignments are an error, and so are all
---- assignments to fields of an fsdp.FSDP instance without use_orig_params.
+--- Handles parameters that came into a sharded model later, in fields of their own or in place of others. Plain, whole
+--- parameters assigned to a unit's fields between fully_shard and the first forward replace the unit's old ones. All
+--- others that require grad are an error, because they would be neither sharded nor reduced, except those that
+--- writeback.lua copies.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -30,6 +31,46 @@ function M.check(unit)
         .. "change the parameter in place, or replace it before %s", (unit.path == "" and "" or unit.path .. ".")
         .. place[4], errors.kind(now), unit.classic and "its module is wrapped" or "the first forward")
     end
+  end
+end
+
+-- Whether unit may leave p as it is: units whose replaced parameters are not looked for have such ones.
+local function is_left(unit, m, p)
+  if unit.ignored_modules and unit.ignored_modules[m] or unit.ignored_params[p] then return true end
+  return unit.replaces and unit.switches.skip_writeback_check
+end
+
+-- Adds to `found` the parameters below m, in module order, that require grad and belong to no unit although the unit
+-- around them should manage them.
+local function collect(m, unit, found, seen)
+  if seen[m] then return end
+  seen[m] = true
+  unit = rawget(m, "_fsdp") or unit
+  local slots, params = rawget(m, "_slots"), rawget(m, "_params")
+  for k = 1, #params do
+    local p = slots[params[k]]
+    if p ~= nil and not rawget(p, "_unit") and not rawget(p, "_flat") and not rawget(p, "_stray")
+      and not is_left(unit, m, p) and p.requires_grad then
+      found[#found + 1] = { p, unit }
+    end
+  end
+  for k = 1, #m do collect(rawget(m, k), unit, found, seen) end
+  local children = rawget(m, "_children")
+  for k = 1, #children do collect(slots[children[k]], unit, found, seen) end
+end
+
+--- Marks the parameters below m, a sharded module whose forward begins, that belong to no unit although they should:
+--- their gradients are this rank's own, and optimizers refuse them unless the script has reduced them. Called at each
+--- outermost forward: elements of containers may change without notice.
+function M.look(m, unit)
+  local found = {}
+  collect(m, unit, found, {})
+  if #found == 0 then return end
+  local names = {}
+  for name, p in m:named_parameters() do names[p] = name end
+  for _, entry in ipairs(found) do
+    if entry[2].replaces == nil then M.check(entry[2]) end
+    shards.stray(entry[1], names[entry[1]] or "?")
   end
 end
 

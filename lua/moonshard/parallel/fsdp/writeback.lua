@@ -27,6 +27,10 @@ function M.write_back(unit)
     local now = rawget(m, "_slots")[name]
     if now ~= p then
       local piece = p:to_local()
+      if tensor.is_tensor(now) and rawget(now, "_unit") then
+        raise("parameter '%s' was replaced by another parameter of the model after it was wrapped; share parameters before wrapping",
+          place[4])
+      end
       local fits = class.isa(now, Parameter) and (sizes(now) == sizes(piece)
         or sizes(now) == tostring(rawget(p, "_whole_shape")))
       if not fits then
