@@ -112,8 +112,10 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     }
     if (models) ms__append(text, size, "; all ranks of a group must wrap the same models, in the same order");
     if (parts)
-        ms__append(text, size,
-                   "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
+        ms__append(
+            text, size,
+            "; all ranks must train the same parameters of a unit, and, if fully_shard made it, use the same ones in "
+            "one backward");
 }
 
 // Fails with the message of describe_requests. The first rank to finish waiting writes it and the others copy it, so

@@ -163,9 +163,8 @@ ms_status ms_unit_check_reduced(ms_id id)
         return MS_OK;
     return ms__fail(
         MS_ESTATE,
-        "unscale_: the gradients of parameter '%s' have not been reduced and would stay scaled; run a backward that "
-        "reduces them first: outside of no_sync, with set_requires_gradient_sync, set_requires_all_reduce and "
-        "set_is_last_backward at true",
+        "the gradients of parameter '%s' have not been reduced; run a backward that reduces them first: outside of "
+        "no_sync, with set_requires_gradient_sync, set_requires_all_reduce and set_is_last_backward at true",
         t->name ? t->name : "?");
 }
 

@@ -526,8 +526,8 @@ for _, world in ipairs { 2, 3 } do
             unreduced(function() backward(2) end)
             for _, name in ipairs { "unscale_", "step" } do
               assert.truthy(failure(scalers[2][name], scalers[2],
-                optimizers[2]):find("^unscale_: the gradients of parameter '[%w_]+' have not been reduced "
-                .. "and would stay scaled; run a backward that reduces them first: outside of no_sync, with set_requires_gradient_sync, "
+                optimizers[2]):find("^the gradients of parameter '[%w_]+' have not been reduced; run a backward that "
+                .. "reduces them first: outside of no_sync, with set_requires_gradient_sync, "
                 .. "set_requires_all_reduce and set_is_last_backward at true$"), step)
             end
             backward(3)

@@ -120,6 +120,30 @@ describe("lr_scheduler", function()
       function() schedule:load_state_dict(sd) end)
   end)
 
+  it("continues with the momentum that an earlier schedule of a sequence has left", function()
+    local s = lr_scheduler
+    local function cycle_first(o, last)
+      return s.sequential(o, { schedules = { s.one_cycle(o, { max_lr = 1, steps = 20 }), last }, milestones = { 3 } })
+    end
+    local function make(o)                              -- a sequence in a sequence
+      local inner = cycle_first(o, s.exponential(o, { gamma = 0.5 }))
+      local fall = s.exponential(o, { gamma = 0.9 })
+      return s.sequential(o, { schedules = { s.constant(o), inner, fall }, milestones = { 1, 6 } })
+    end
+    local function new() return optim.SGD({ nn.Parameter(ms.ones(1)) }, { lr = 1, momentum = 0.5 }) end
+    for at = 0, 8 do
+      local o = new()
+      local whole = make(o)
+      for _ = 1, at do whole:step() end
+      local saved, own = o:state_dict(), whole:state_dict()
+      local resumed = new()
+      resumed:load_state_dict(saved)
+      make(resumed):load_state_dict(own)
+      assert.are.equal(o.param_groups[1].momentum, resumed.param_groups[1].momentum, at)
+      assert.are.equal(o.param_groups[1].lr, resumed.param_groups[1].lr, at)
+    end
+  end)
+
   it("refuses arguments that are no optimizer or function, and unknown names", function()
     assert.is_false(pcall(lr_scheduler.cosine, {}, { steps = 1 }))
     assert.is_false(pcall(lr_scheduler.lambda, optim.SGD { nn.Parameter(ms.zeros(1)) }, 3))

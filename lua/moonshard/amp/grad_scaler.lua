@@ -16,6 +16,7 @@ local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 
+local expect_reduced = require "moonshard.autograd.sparse".expect_reduced
 local lib, state = engine.lib, engine.state
 local is_tally = captured.is_tally
 local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_grad
@@ -116,10 +117,6 @@ local function each_gradient(optimizer, fn, before)
   end
 end
 
-local function check_reduced(p)
-  if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
-end
-
 -- The gradients of all parameters of an optimizer, as plain tensors.
 local function gradients(self, optimizer)
   local list = {}
@@ -133,7 +130,7 @@ local function gradients(self, optimizer)
       g = g:values()
     end
     list[#list + 1] = g:detach()
-  end, check_reduced)
+  end, expect_reduced)
   return list
 end
 

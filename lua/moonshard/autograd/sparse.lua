@@ -339,6 +339,15 @@ function M.is_local(t)
   return g ~= nil and rawget(g, "_rank_local") == true
 end
 
+--- Raises if the gradient of a leaf, sparse or not, has not been reduced.
+---@param t Tensor
+function M.expect_reduced(t)
+  if t.id >= 0 and lib.ms_unit_check_reduced(t.id) ~= 0 then errors.fail(t) end
+  if M.is_local(t) then
+    errors.raise "the sparse gradient of a parameter of nn.DDP has not been reduced; run a backward outside of no_sync first"
+  end
+end
+
 --- Adds a sparse gradient to the grad of a dense leaf; that grad may be sparse, dense or nil.
 ---@param t Tensor  a dense leaf
 ---@param g SparseTensor  of t's shape

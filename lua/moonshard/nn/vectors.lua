@@ -10,6 +10,8 @@ local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
 
+local expect_reduced = require "moonshard.autograd.sparse".expect_reduced
+
 local M = {}
 
 -- Returns the list of tensors that was given as a list or as a single tensor.
@@ -28,6 +30,7 @@ local function gradients_of(who, params)
     shards.expect_trained(p, ("%s: parameter %d"):format(who, k), "the list")
     local g = p.grad
     if g ~= nil then
+      expect_reduced(p)
       if g.is_sparse then
         g = g:coalesce()
         p.grad = g

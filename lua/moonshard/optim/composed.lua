@@ -7,7 +7,6 @@
 --- `entry`. It may have `_check_group(group, later)`, and `_accept(p, k)`, which raises for a parameter that the
 --- optimizer cannot step.
 local capture = require "moonshard.autograd.capture"
-local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local places = require "moonshard.core.places"
@@ -18,8 +17,7 @@ local hooks = require "moonshard.optim.hooks"
 local rows = require "moonshard.optim.rows"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer
 
-local is_local = require "moonshard.autograd.sparse".is_local
-local lib = engine.lib
+local expect_reduced = require "moonshard.autograd.sparse".expect_reduced
 local raise = errors.raise
 local ipairs, pairs = ipairs, pairs
 
@@ -63,10 +61,7 @@ local function step_parameter(self, group, p, k)
     raise("%s: parameter %d is a %s; tensor classes are not supported", self:class_name(), k, p:class_name())
   end
   if self._accept then self:_accept(p, k) end
-  if lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
-  if is_local(p) then
-    raise("step: the gradient of parameter %d of nn.DDP has not been reduced; run a backward outside of no_sync first", k)
-  end
+  expect_reduced(p)
   local part = shards.part_of(p)
   local g = part.grad
   if g == nil then return end

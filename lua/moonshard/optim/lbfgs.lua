@@ -3,7 +3,6 @@
 local capture = require "moonshard.autograd.capture"
 local opts = require "moonshard.core.opts"
 local dist = require "moonshard.dist"
-local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
@@ -14,6 +13,7 @@ local shapes = require "moonshard.tensor.shape"
 local composed = require "moonshard.optim.composed"
 local utils = require "moonshard.nn.utils"
 
+local expect_reduced = require "moonshard.autograd.sparse".expect_reduced
 local option, raise = opts.option, errors.raise
 local remove, max, min, abs = table.remove, math.max, math.min, math.abs
 
@@ -56,7 +56,7 @@ end
 local function flat_grad(group)
   local list = {}
   for k, p in ipairs(group.params) do
-    if engine.lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
+    expect_reduced(p)
     p = shards.part_of(p)
     local g = p.grad
     if g ~= nil and g.is_sparse then g = g:to_dense() end

@@ -248,6 +248,13 @@ function M.sequential(optimizer, given)
       local part, since = part_of(t)
       if part.each then part:each(group, since, k) end
     end,
+    redo = function(_, group, t, k)
+      for j, part in ipairs(o.schedules) do
+        local from, last = o.milestones[j - 1] or 0, (o.milestones[j] or math.huge) - 1
+        local redo = part.redo or part.each
+        if redo and last >= from and t >= from then redo(part, group, math.min(t, last) - from, k) end
+      end
+    end,
   })
 end
 

@@ -113,6 +113,9 @@ end
 function Scheduler:load_state_dict(sd)
   check_state(self, sd, "")
   take_state(self, sd)
+  if self.redo then
+    for k, group in ipairs(self.optimizer.param_groups) do self:redo(group, self.count, k) end
+  end
   apply(self)
 end
 
@@ -137,8 +140,9 @@ M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Sch
 ---@param kind string  the function's name
 ---@param optimizer Optimizer
 ---@param fields table  lr_at(self, step, k): the learning rate of group k; each(self, group, step, k): called afterwards
----   for what else the schedule sets; remembers: names of number fields that belong to the state; parts: the schedules
----   that this one is made of; other fields are the schedule's own
+---   for what else the schedule sets; redo(self, group, step, k): sets that anew for all steps until this one, where
+---   `each` alone would not, after a state was loaded; remembers: names of number fields that belong to the state;
+---   parts: the schedules that this one is made of; other fields are the schedule's own
 ---@return LRScheduler
 function M.new(kind, optimizer, fields)
   opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",

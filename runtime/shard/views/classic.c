@@ -149,6 +149,24 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
     return land_flat(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
 
+// A rank that has frozen a parameter would add zeros to the gradient of the ranks that train it, without an error, so
+// the label lists the frozen parameters.
+static void mark_frozen(const unit *u, ms_label *label, char *words, size_t size)
+{
+    uint64_t mark = MS_HASH_START;
+    int frozen = 0;
+    for (int j = 0; j < u->n; j++) {
+        const ms_tensor *p = u->params[j].param;
+        mark = ms__hash_value(mark, (uint64_t)p->requires_grad);
+        if (p->requires_grad) continue;
+        if (strlen(words) < 72) ms__append(words, size, "%s'%s'", frozen ? ", " : "frozen: ", p->name ? p->name : "?");
+        frozen++;
+    }
+    if (!frozen) return;
+    label->part = mark;
+    label->part_of = words;
+}
+
 ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
 {
     const ms_comm_hook *h = &u->settings.hook;
@@ -190,7 +208,9 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
             ms__release(own);
         }
     } else if (st == MS_OK) {
+        char words[256] = "";
         ms_label label = ms__unit_label(u, ms__unit_reduced_name(u));
+        mark_frozen(u, &label, words, sizeof words);
         bool narrow = h->kind == MS_COMM_LOW || u->settings.reduce_dtype >= 0;  // the script chose the sum's dtype
         ms_request blocks = { .group = scatter,
                               .op = MS_DIST_REDUCE_SCATTER,

@@ -46,6 +46,8 @@ local readers = {
   { "step", function(m) return sgd(m):step() end },
   { "step_clipped", function(m) return sgd(m):step_clipped(1) end },
   { "clip_grad_norm_", function(m) return load().nn.utils.clip_grad_norm_(m:parameters(), 1) end },
+  { "clip_grad_value_", function(m) return load().nn.utils.clip_grad_value_(m:parameters(), 1) end },
+  { "clip_grads_with_norm_", function(m) return load().nn.utils.clip_grads_with_norm_(m:parameters(), 1, 2) end },
   { "a scaler's step", function(m)
     local scaler = load().amp.GradScaler { init_scale = 1 }
     scaler:scale(load().ones(1))
@@ -151,11 +153,12 @@ for _, world in ipairs { 1, 2, 3 } do
     it("are refused if they are sparse", function(rank)
       local ms, nn = load()
       local ids = ms.tensor({ rank }, { dtype = "int64" })
-      for _, name in ipairs { "SGD", "SparseAdam", "clip" } do
+      for _, name in ipairs { "SGD", "SparseAdam", "LBFGS", "clip_grad_norm_", "clip_grad_value_" } do
         local m = nn.DDP(nn.Embedding(4, 1, { sparse = true }))
-        local optimizer = name ~= "clip" and ms.optim[name](m:parameters(), { lr = 1 })
+        local optimizer = not name:find "clip" and ms.optim[name](m:parameters(), { lr = 1 })
         local function read()
-          return optimizer and optimizer:step() or nn.utils.clip_grad_norm_(m:parameters(), 1)
+          if not optimizer then return nn.utils[name](m:parameters(), 1) end
+          return optimizer:step(name == "LBFGS" and function() return ms.ones(1) end or nil)
         end
         m:no_sync(function() m(ids):sum():backward() end)
         local ok, why = pcall(read)

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Checks, when a unit is made, that all ranks give it equal parameters: otherwise a gather would mix parts of
---- different ones. Names, shapes and dtypes must be equal, and the initial values, of which checksums are compared,
---- unless the script says that they need not be. Parameters on meta have no values yet.
+--- different ones. Names, shapes, dtypes and what is frozen must be equal, and the initial values, of which checksums
+--- are compared, unless the script says that they need not be. Parameters on meta have no values yet.
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -116,7 +116,7 @@ local ADVICE = {
 }
 
 --- Raises on every rank, with the first difference, unless all ranks give equal names, shapes and dtypes of parameters
---- and equal settings, and equal values to the ranks that share them.
+--- and equal settings, freeze the same parameters, and give equal values to the ranks that share them.
 ---@param who string  "fully_shard" or "FSDP"
 ---@param settings string  the settings that must be equal on all ranks
 ---@param given { params: Parameter[], names: string[], owner: string, values: boolean }
@@ -129,7 +129,8 @@ function M.check(who, settings, given, group, replicas)
   local dist = require "moonshard.dist"
   local list = { settings }
   for k, p in ipairs(given.params) do
-    list[k + 1] = ("parameter %d '%s' %s %s"):format(k, given.names[k], p.dtype, tostring(p.shape))
+    list[k + 1] = ("parameter %d '%s' %s %s%s"):format(k, given.names[k], p.dtype, tostring(p.shape),
+      p.requires_grad and "" or ", frozen")
   end
   local alone = dist.world_size(group) == 1 and (not replicas or dist.world_size(replicas) == 1)
   local sums = given.values and not alone and sums_of(given.params) or nil

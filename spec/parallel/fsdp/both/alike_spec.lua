@@ -25,6 +25,11 @@ ranks.describe(4, "a model that differs between ranks", function(rank, world)
       "parameter 2 'bias' float32 [4]", "no parameter 2" },
     { "in the order of parameters", ordered("a", "b"), ordered("b", "a"),
       "parameter 1 'a.weight' float32 [2, 2]", "parameter 1 'b.weight' float32 [2, 2]" },
+    { "in what is frozen", linear "float32", function()
+      local m = nn.Linear(4, 4)
+      m.bias:requires_grad_(false)
+      return m
+    end, "parameter 2 'bias' float32 [4]", "parameter 2 'bias' float32 [4], frozen" },
     { "in that one has no parameters", linear "float32", nn.Identity,
       "parameter 1 'weight' float32 [4, 4]", "no parameter 1" },
   }

@@ -132,6 +132,21 @@ for world = 2, 3 do
       end
     end)
 
+    for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
+      it("that one rank alone has frozen after wrapping is an error on all: " .. strategy, function()
+        local ms, nn, fsdp, _, quietly = load()
+        local model = quietly(fsdp.FSDP, nn.Linear(3, 2), { use_orig_params = true, sharding_strategy = strategy })
+        if rank == 1 then model.module.bias:requires_grad_(false) end
+        local ok, why = pcall(function()
+          model(ms.ones(2, 3)):sum():backward()
+          ms.dist.barrier()
+        end)
+        assert.is_false(ok)
+        assert.matches("rank 1: [%w_]+ of %d+ float32, sum, unit 'root', frozen: 'bias'", why)
+        while not pcall(ms.dist.barrier) do end
+      end)
+    end
+
     for _, kind in ipairs { "fully_shard", "full_shard", "shard_grad_op" } do
       it("that run several times, with and without gradients, train as the plain model: " .. kind, function()
         local ms, nn, fsdp, _, quietly = load()
