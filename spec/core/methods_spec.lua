@@ -139,6 +139,27 @@ describe("a method that only another front end of data parallelism has", functio
   end)
 end)
 
+describe("a field that modules may have", function()
+  it("is looked for once: later reads by the library do not ask who reads", function()
+    local errors = require "moonshard.core.errors"
+    local is_library, asked = errors.is_library, 0
+    local net = nn.Sequential(nn.Linear(2, 2, { bias = false }), nn.Tanh())
+    local function use()
+      net(ms.ones(1, 2)):sum():backward()
+      return net:parameters(), net:state_dict(), net:modules()
+    end
+    use()
+    errors.is_library = function(level)                -- luacheck: ignore
+      asked = asked + 1
+      return is_library(level + 1)
+    end
+    local ok, why = pcall(use)
+    errors.is_library = is_library
+    assert.is_true(ok, why)
+    assert.are.equal(0, asked)
+  end)
+end)
+
 describe("a schedule", function()
   it("says the learning rates of the next step", function()
     local s = optim.lr_scheduler.step(optim.SGD({ { params = { nn.Parameter(ms.ones(1)) }, lr = 1 },

@@ -68,7 +68,9 @@ local LISTED = 20                     -- the largest number of methods that a me
 local fields = setmetatable({}, { __mode = "k" })
 
 --- Called when `key` of an instance is nil, by the function that reads fields: raises if a script calls it as a method.
---- After a read that is no call, this field of the class is not checked again: the script tests for a field of its own.
+--- After a read that is no call, this field of the class is not checked again: the script tests for a field of its own,
+--- or the library for one that modules may have. To find out who reads takes long: only names with advice are checked
+--- again after a read by the library.
 ---@param cls table  the instance's class; its field _advice maps names to what a script must write instead
 ---@param key any  the field that was read
 ---@param level integer  stack level of the function that read the field; 1: the caller
@@ -79,9 +81,12 @@ function M.look(cls, key, level, inner)
     seen = {}
     fields[cls] = seen
   end
-  if seen[key] or errors.is_library(level + 1) then return end
+  if seen[key] then return end
   local hint = cls._advice and cls._advice[key]
-  if type(key) ~= "string" or key:sub(1, 1) == "_" and not hint or not misspelt.is_call(key, level + 1) then
+  if hint and errors.is_library(level + 1) then return end
+  if type(key) ~= "string" or not hint and (key:sub(1, 1) == "_" or errors.is_library(level + 1))
+    or not misspelt.is_call(key, level + 1) then
+
     seen[key] = true
     return
   end
