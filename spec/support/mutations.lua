@@ -25,7 +25,7 @@ return {
     new = [[.total = outer * (size_t)(p->chunk * u->world) * row }]] },
   { name = "mean", what = "gradients are summed over ranks, not averaged",
     specs = "spec/parallel/fsdp/fully_shard/parity_spec.lua spec/golden/sharded_spec.lua",
-    file = "runtime/shard/views/sharded.c", old = [[.reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG]],
+    file = "runtime/shard/views/sharded.c", nth = 1, old = [[.reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG]],
     new = [[.reduction = MS_SUM]] },
   { name = "wait-reduction", what = "a gradient lands before its reduction is complete",
   specs = "spec/parallel/fsdp/both/events_spec.lua",

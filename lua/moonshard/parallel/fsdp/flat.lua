@@ -54,7 +54,8 @@ end
 --- Before a root's forward: trains or freezes a flat parameter with its original parameters, whichever of the two the
 --- script has changed. Raises if the original parameters differ.
 function M.follow(unit)
-  local flat = rawget(unit.modules[1], "_slots").flat_param
+  local module = unit.modules[1]                        -- held weakly: a replaced module may have been collected
+  local flat = module and rawget(module, "_slots").flat_param
   if not flat then return end
   local first, own = unit.originals[1].requires_grad, flat.requires_grad
   for _, place in ipairs(unit.places) do

@@ -80,7 +80,7 @@ static int init(const ms_launch *launch, char *text, size_t n)
     int provided, done = 0;
     MPI_Initialized(&done);
     if (!done) {
-        if (strcmp(launch->name, "srun") == 0 && !getenv("PMIX_RANK") && !knows_pmi()) {
+        if (launch->name && strcmp(launch->name, "srun") == 0 && !getenv("PMIX_RANK") && !knows_pmi()) {
             const char *way = getenv("SLURM_MPI_TYPE");
             snprintf(text, n, "this Open MPI cannot connect ranks over PMI (srun --mpi=%.40s); use srun --mpi=pmix",
                      way ? way : "pmi2");
