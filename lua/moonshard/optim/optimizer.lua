@@ -412,7 +412,8 @@ function Optimizer:_step_part(has)
   end
 end
 
---- Clears all gradients: sets them to nil, or to 0 if set_to_none is false.
+--- Clears all gradients: sets them to nil, or to 0 if set_to_none is false. Errors: parameters that fsdp.FSDP has
+--- replaced since.
 ---@param given? { set_to_none: boolean }
 function Optimizer:zero_grad(given)
   local keep = given ~= nil and opts("zero_grad", given, { set_to_none = true }).set_to_none == false
@@ -422,6 +423,9 @@ function Optimizer:zero_grad(given)
     local params = groups[k].params
     for j = 1, #params do
       local p = params[j]
+      if rawget(p, "_left") then
+        shards.expect_trained(p, ("%s: zero_grad: parameter %d"):format(self:class_name(), j), "the optimizer")
+      end
       if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
       if not keep then
         p.grad = nil

@@ -109,6 +109,7 @@ for _, world in ipairs { 2, 4 } do
           { "clip_grad_value_: ", "the list", function() nn.utils.clip_grad_value_(list, 1) end },
           { "clip_grads_with_norm_: ", "the list", function() nn.utils.clip_grads_with_norm_(list, 1, 2) end },
           { "SGD: ", "the optimizer", function() opt:step_clipped(1) end },
+          { "SGD: zero_grad: ", "the optimizer", function() opt:zero_grad() end },
         }
         m(ms.ones(2, 3)):pow(2):mean():backward()
         for _, use in ipairs(uses) do
