@@ -172,6 +172,8 @@ describe("reductions at the edges:", function()
     { "var with too large a correction", "float32 inf", function() return tensor({ 1, 2, 4 }):var { correction = 3.5 } end },
     { "diff of order 0", "int64 [1 2 4]", function() return tensor({ 1, 2, 4 }, "int64"):diff(0, { append = tensor({ 9 }, "int64") }) end },
     { "histc of large equal numbers", "float32 [0 0 2 0]", function() return tensor({ 1e17, 1e17 }):histc(4) end },
+    { "histc between equal ends counts from the lowest to the highest element", "float32 [2 0 1]",
+    function() return tensor({ 1, 1.5, 4 }):histc(3, 2, 2) end },
     { "histc of numbers from one end of float32 to the other", "float32 [1 1 0 1]",
     function() return tensor({ 3.4e38, -3.4e38, -1e38 }):histc(4) end },
     { "histc of numbers from one end of float64 to the other", "float64 [1 0 0 1]",

@@ -120,6 +120,23 @@ describe("a loss", function()
     assert.is_true(after - before < 100 * 100 * 4, tostring(after - before))
   end)
 
+  it("of saturated logits keeps small losses and gradients", function()
+    for dtype, near in pairs { float32 = 1e-5, float64 = 1e-12, bfloat16 = 0.02, float16 = 0.05 } do
+      local x = ms.tensor({ -12, 12, -12, 12 }, { dtype = dtype, requires_grad = true })
+      local y = ms.tensor({ 0, 1, 1, 0 }, { dtype = dtype })
+      local loss = F.binary_cross_entropy_with_logits(x, y, { reduction = "none", pos_weight = ms.tensor(3, { dtype = dtype }) })
+      loss:sum():backward()
+      local e = math.exp(-12)
+      local small, p = e - e ^ 2 / 2 + e ^ 3 / 3, 1 / (1 + math.exp(12))
+      for k, right in ipairs { small, 3 * small, 3 * (12 + small), 12 + small } do
+        assert.is_near(right, loss[k]:item(), near * right)
+      end
+      for k, right in ipairs { p, -3 * p, -3 * (1 - p), 1 - p } do
+        assert.is_near(right, x.grad[k]:item(), near * math.abs(right))
+      end
+    end
+  end)
+
   it("of probabilities has the gradient (p - t) / max(p (1 - p), 1e-12), in every dtype", function()
     local p = { 0, 0, 1, 1, 0.25, 0.75, 0.5 }
     local t = { 0, 1, 1, 0, 1, 0.5, 0.5 }

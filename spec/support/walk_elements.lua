@@ -161,7 +161,8 @@ local losses = {
   end, 8, 1 },
   kl_div = { function(a, b) return (b == 0 and 0 or b < 0 and nan or b * log(b)) - b * a end, 8, 1 },
   binary_cross_entropy_with_logits = { function(a, b)
-    return (1 - b) * a + (C.log1p(exp(-abs(a))) + (a < 0 and -a or a ~= a and a or 0))
+    local small = C.log1p(exp(-abs(a)))
+    return b * (small + (a < 0 and -a or a ~= a and a or 0)) + (1 - b) * (small + (a > 0 and a or a ~= a and a or 0))
   end, 8, 1 },
   poisson_nll_loss = { function(a, b) return exp(a) - b * a end, 8, 1 },
 }

@@ -140,6 +140,9 @@ describe("a number beside a tensor", function()
   it("is refused if the tensor's dtype cannot hold it", function()
     assert.matches("300 is out of range for uint8", failure(function() return ones "uint8" + 300 end))
     assert.matches("inf is not a whole number", failure(function() return ones "int64" * math.huge end))
+    for _, name in ipairs { "maximum", "atan2", "hypot", "copysign", "xlogy", "bitwise_or" } do
+      assert.matches(name .. ": 2 is out of range for bool", failure(function() return ones "bool"[name](ones "bool", 2) end))
+    end
   end)
 
   it("may be an infinite bound of clamp for integers", function()

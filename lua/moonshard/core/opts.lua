@@ -195,8 +195,8 @@ local function nothing_after_options(who, more, last)
   end
 end
 
---- Makes options after the last argument an error for all functions of a table whose last argument is `given`, the
---- options, and for such constructors of its classes. Names that begin with "_" are left out.
+--- Makes options after the last argument an error for all functions of a table with a fixed number of arguments, and
+--- for such constructors of its classes. Names that begin with "_" are left out.
 ---@param functions table  functions and classes, by name
 function M.seal(functions)
   for name, value in pairs(functions) do
@@ -211,8 +211,10 @@ function M.seal(functions)
         is_checked = is_checked or checked[original]
       end
       local info = debug.getinfo(original, "u")
-      if not is_checked and not info.isvararg and debug.getlocal(original, info.nparams) == "given" then
-        rawset(holder, key, followed_by(nothing_after_options, name, value, info.nparams, original))
+      if not is_checked and not info.isvararg then
+        local has_options = info.nparams > 0 and debug.getlocal(original, info.nparams) == "given"
+        local check = has_options and nothing_after_options or M.none
+        rawset(holder, key, followed_by(check, name, value, info.nparams, original))
       end
     end
   end

@@ -146,7 +146,10 @@ local Hardtanh = Module:extend("Hardtanh")
 
 ---@param low? number  lower limit (default: -1)
 ---@param high? number  upper limit (default: 1)
-function Hardtanh:init(low, high) self.low, self.high = low or -1, high or 1 end
+function Hardtanh:init(low, high)
+  self.low = opts.expect(low == nil and -1 or low, opts.number, "Hardtanh: lower limit")
+  self.high = opts.expect(high == nil and 1 or high, opts.number, "Hardtanh: upper limit")
+end
 function Hardtanh:forward(x) return functions.hardtanh(x, self.low, self.high) end
 function Hardtanh:extra_repr() return ("%g, %g"):format(self.low, self.high) end
 

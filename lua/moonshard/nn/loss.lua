@@ -129,8 +129,8 @@ local GaussianNLLLoss = of_function("GaussianNLLLoss", functions.gaussian_nll_lo
 --- F.multi_margin_loss as a module.
 ---@class MultiMarginLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", p: integer, margin: number, weight: Tensor }): MultiMarginLoss
----   p: exponent (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C], factor
----   of each class
+---   p: exponent, 1 or 2 (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C],
+---   factor of each class
 local MultiMarginLoss = of_function("MultiMarginLoss", functions.multi_margin_loss)
 
 --- F.cosine_embedding_loss as a module: called with both inputs and the target.

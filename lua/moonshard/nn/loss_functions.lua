@@ -158,8 +158,8 @@ function M.binary_cross_entropy(input, target, given) return bce(input, target, 
 
 local bce_logits = elementwise("binary_cross_entropy_with_logits", { weight = optional_tensor,
   pos_weight = optional_tensor }, function(x, y, o)
-  local log_weight = o.pos_weight == nil and 1 or (o.pos_weight - 1) * y + 1
-  return weighted((1 - y) * x - ops.logsigmoid(x) * log_weight, o.weight)
+  local positive = o.pos_weight == nil and y or y * o.pos_weight
+  return weighted(-(positive * ops.logsigmoid(x) + (1 - y) * ops.logsigmoid(-x)), o.weight)
 end)
 --- binary_cross_entropy of sigmoid(input), without overflow. The target is not checked.
 ---@param input Tensor  logits of any shape
@@ -278,14 +278,15 @@ function M.nll_loss(input, ids, given)
   end)
 end
 
-local MULTI = { p = opts.option(opts.whole_from(1), 1), margin = 1, weight = optional_tensor, reduction = reduction }
+local MULTI = { p = opts.option(opts.kind("1 or 2", function(v) return v == 1 or v == 2 end), 1), margin = 1,
+  weight = optional_tensor, reduction = reduction }
 --- Hinge loss over classes: the sum over classes i other than the target y of max(0, margin - x[y] + x[i]) ^ p, divided
 --- by C.
 ---@param input Tensor  scores [N, C] or [C]; [] is one class
 ---@param ids Tensor  classes from 0: int64 [N]; [] or [1] for one row of scores
 ---@param given? { reduction: "mean"|"sum"|"none", p: integer, margin: number, weight: Tensor }
----   p: exponent (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C], factor
----   of each class
+---   p: exponent, 1 or 2 (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C],
+---   factor of each class
 ---@return Tensor  [], or the shape of ids with "none"
 function M.multi_margin_loss(input, ids, given)
   local o = opts("multi_margin_loss", given, MULTI)

@@ -322,6 +322,9 @@ function like_number(x, other, who)
     errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype,
       tostring(other.shape))
   end
+  if other and type(x) == "number" and x ~= 0 and x ~= 1 and other.dtype == "bool" then
+    errors.raise("%s: %s is out of range for bool %s; cast the tensor first", who, tostring(x), tostring(other.shape))
+  end
   return create.tensor(x, other and { dtype = other.dtype, device = other.device } or nil)
 end
 

@@ -103,7 +103,7 @@ end
 
 local function histogram(t, bins, low, high)
   local x = methods.double(methods.reshape(methods.detach(t), -1))
-  if low == high and low == 0 and t:numel() > 0 then low, high = x:min():item(), x:max():item() end
+  if low == high and t:numel() > 0 then low, high = x:min():item(), x:max():item() end
   if low ~= low or high ~= high or math.abs(low) == math.huge or math.abs(high) == math.huge then
     errors.raise("histc: the range is %g to %g, expected finite numbers", low, high)
   end
@@ -126,7 +126,7 @@ end
 --- dtype that is not floating point, low above high, a range that is not finite.
 ---@param bins? integer  number of bins (default: 100)
 ---@param low? number  lower end of the first bin (default: 0)
----@param high? number  upper end of the last bin, itself counted (default: 0); if both ends are 0, they are t's extremes
+---@param high? number  upper end of the last bin, itself counted (default: 0); if both ends are equal, they are t's extremes
 ---@return Tensor  [bins] of t's dtype
 function methods.histc(t, bins, low, high)
   bins = opts.expect(bins == nil and 100 or bins, opts.whole_from(1), "histc: number of bins")
