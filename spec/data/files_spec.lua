@@ -335,6 +335,17 @@ describe("CSV files", function()
     assert.are.same({ 0, 255 }, data.read_csv(write("m.csv", "0\n255"), { dtype = "uint8", header = false })[1]:tolist())
   end)
 
+  it("without a dtype are refused if float64 would round their whole numbers", function()
+    for _, text in ipairs { "9007199254740993", "-9007199254740995", "12345678901234567891", "9007199254740993.0" } do
+      local path = write("r.csv", "id\n1\n" .. text .. "\n")
+      begins(("read_csv: '%s', column 'id', line 3: '%s' is not exact as float64; option 'dtype' \"int64\""):format(path, text),
+        data.read_csv, path)
+      assert.are.equal(tonumber(text), data.read_csv(path, { dtype = "float64" }).id[2]:item())
+    end
+    local exact = data.read_csv(write("r.csv", "id\n9007199254740992\n36893488147419103232\n")).id
+    assert.are.same({ 2 ^ 53, 2 ^ 65 }, exact:double():tolist())
+  end)
+
   it("keep int64 exactly, in all columns or in one", function()
     local path = write("n.csv", "id,x\n9007199254740993,1\n-9223372036854775808,2\n9223372036854775807,3\n+007.0,4\n1e3,5\n")
     local columns = data.read_csv(path, { dtype = "int64" })

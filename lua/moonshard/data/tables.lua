@@ -133,7 +133,7 @@ end
 -- A column as a tensor, if all its fields are numbers (an empty one is NaN) and not all of them NaN, else as strings.
 -- asked: the dtype was given for this column, which then must be one of numbers.
 local function column_of(rows, k, first, dtype, where, asked)
-  local numbers, any = {}, asked or false
+  local numbers, any, rounded = {}, asked or false
   for j = first, #rows do
     local v = number_of(rows[j][k])
     if not v and asked then
@@ -141,10 +141,16 @@ local function column_of(rows, k, first, dtype, where, asked)
         rows[j].line, rows[j][k], dtype)
     end
     if not v then return texts_of(rows, k, first) end
+    local digits = dtype == nil and math.abs(v) >= 2 ^ 53 and rows[j][k]:match "^%s*[+-]?0*(%d+)%.?0*%s*$"
+    if digits and digits ~= ("%.0f"):format(math.abs(v)) then rounded = rounded or rows[j] end
     numbers[j - first + 1], any = v, any or v == v
   end
   if not any then return texts_of(rows, k, first) end
   if is_integer(dtype) then return integers_of(rows, k, first, dtype, where) end
+  if rounded then
+    errors.raise("read_csv: %s, line %d: '%s' is not exact as float64; option 'dtype' \"int64\" keeps it, "
+      .. "\"float64\" rounds it", where, rounded.line, rounded[k])
+  end
   return create.tensor(numbers, { dtype = dtype })
 end
 
@@ -254,12 +260,12 @@ local OPTIONS = { header = true, separator = ",", classes = opts.table,
   dtype = opts.kind("a string or a table", function(v) return type(v) == "string" or type(v) == "table" end),
   missing = opts.kind("a boolean or a list of strings", function(v) return type(v) == "boolean" or type(v) == "table" end) }
 
---- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
---- NaN. A column of classes becomes a tensor of their ids, int64 from 0; an empty field has the id -100, which
---- nn.F.cross_entropy ignores. Empty lines are skipped. Errors: no rows; rows of different lengths; columns of the same
---- name; text after a quoted field, or a quoted field that does not end; a field that is none of the classes given; a
---- number that an integer dtype cannot hold exactly; text in UTF-16 or UTF-32; reading a column that the file lacks,
---- such as columns.pice.
+--- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers
+--- is NaN. A column of classes becomes a tensor of their ids, int64 from 0; an empty field has the id -100, which
+--- nn.F.cross_entropy ignores. Empty lines are skipped. Errors: no rows; rows of different lengths; columns of the
+--- same name; text after a quoted field, or a quoted field that does not end; a field that is none of the classes
+--- given; a number that an integer dtype cannot hold exactly; without a dtype, a whole number beyond 2^53 that float64
+--- would round; text in UTF-16 or UTF-32; reading a column that the file lacks, such as columns.pice.
 ---@param path string  the file, also compressed by gzip
 ---@param given? {header: boolean, separator: string, dtype: string|table, classes: table, missing: boolean|string[]}
 ---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers
