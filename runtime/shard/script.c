@@ -133,7 +133,8 @@ bool ms__unit_unreduced(const ms_tensor *t)
     const unit_param *p = t->unit_param;
     if (!p) return ms__grad_is_local(t->leaf);
     const ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL;
-    return g && g->unreduced && p->owner->world > 1;
+    if (!g || !g->unreduced) return false;
+    return p->owner->world > 1 || (p->owner->replicate && !g->version->collective);
 }
 
 static const char in_ddp[] =

@@ -332,7 +332,9 @@ static ms_status keep_whole(unit *u)
         else if (!filled[j]) st = ms__zero(to);
         ms__release(to);
         ms__drop(&p->fresh);
-        ms__landed(leaf_for(u, p))->version->count++;
+        ms_counter *version = ms__landed(leaf_for(u, p))->version;
+        version->count++;
+        version->collective = false;
     }
     free(filled);
     return st;
