@@ -18,14 +18,11 @@ MS_FN float ms__int_float(int32_t i) { return ms__bits_float((uint32_t)i); }
 // 2^n for n in [-126, 127]
 MS_FN float ms_pow2i_f32(int32_t n) { return ms__int_float((int32_t)((uint32_t)(n + 127) << 23)); }
 
-// From Cephes' expf. The scale is applied in two halves, so that subnormal results round once and overflow gives
-// infinity. NaN propagates through the comparisons and the polynomial.
-MS_FN float ms_exp_f32(float x)
+// From Cephes' expf: e^x = p 2^n, with p near 1. For NaN, p is NaN and n arbitrary.
+MS_FN float ms__exp_parts_f32(float x, int32_t *n)
 {
-    x = x < -104.0f ? -104.0f : x;
-    x = x > 89.0f ? 89.0f : x;
     float shifted = MS_FMA(x, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    int32_t n = (int32_t)(ms__float_bits(shifted) - 0x4b400000u);
+    *n = (int32_t)(ms__float_bits(shifted) - 0x4b400000u);
     float k = shifted - 12582912.0f;
     float r = MS_FMA(k, 2.12194440e-4f, MS_FMA(k, -0.693359375f, x));
     float p = 1.9875691500e-4f;
@@ -34,10 +31,24 @@ MS_FN float ms_exp_f32(float x)
     p = MS_FMA(p, r, 4.1665795894e-2f);
     p = MS_FMA(p, r, 1.6666665459e-1f);
     p = MS_FMA(p, r, 5.0000001201e-1f);
-    p = MS_FMA(p, r * r, r) + 1.0f;
-    n = n < -160 ? -160 : n > 160 ? 160 : n;  // n is arbitrary for NaN
+    return MS_FMA(p, r * r, r) + 1.0f;
+}
+// The scale is applied in two halves, so that subnormal results round once and overflow gives infinity. NaN propagates
+// through the comparisons and the polynomial.
+MS_FN float ms_exp_f32(float x)
+{
+    int32_t n;
+    x = x < -104.0f ? -104.0f : x;
+    float p = ms__exp_parts_f32(x > 89.0f ? 89.0f : x, &n);
     int32_t half = n >> 1;
     return p * ms_pow2i_f32(half) * ms_pow2i_f32(n - half);
+}
+// The same for x in [-87, 88], where no result is subnormal or infinite, with less work.
+MS_FN float ms_exp_normal_f32(float x)
+{
+    int32_t n;
+    float p = ms__exp_parts_f32(x, &n);
+    return p * ms_pow2i_f32(n);
 }
 
 // From Cephes' logf: x = m * 2^e with m in [sqrt(1/2), sqrt(2)).

@@ -11,7 +11,7 @@ static MS_KERNEL void R(load_rows)(const attend *w, REAL *out, head_rows h, REAL
     if (x->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && x->cs == 1 && d == wide) {  // copy whole vectors
         for (int64_t r = 0; r < n; r++, out += wide) {
             const REAL *row = (const REAL *)x->data + start + (first + r) * x->rs;
-            for (int64_t j = 0; j < wide; j += 16) *(R(ms_lanes) *)(out + j) = *(const R(ms_lanes) *)(row + j) * scale;
+            for (int64_t j = 0; j < wide; j++) out[j] = row[j] * scale;
         }
         return;
     }

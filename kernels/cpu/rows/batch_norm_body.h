@@ -8,11 +8,11 @@
 // The sum of g (x - m).
 MS_INLINE REAL R(row_dot_from)(const REAL *g, const REAL *x, REAL m, int64_t n)
 {
-    R(ms_lanes) s = { 0 };
+    REAL s[16] = { 0 };
     int64_t j = 0;
-    for (; j + 16 <= n; j += 16) s += *(const R(ms_lanes) *)(g + j) * (*(const R(ms_lanes) *)(x + j) - m);
+    for (; j + 16 <= n; j += 16) MS_LANES(16, l) s[l] += g[j + l] * (x[j + l] - m);
     for (int64_t l = 0; j + l < n; l++) s[l] += g[j + l] * (x[j + l] - m);
-    return R(ms__fold)(&s);
+    return R(ms__fold)(s);
 }
 
 static MS_KERNEL void R(channel)(const bn *p, int64_t c)

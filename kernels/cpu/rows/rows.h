@@ -66,24 +66,25 @@ static inline void ms__row_out_f64(int dtype, void *base, int64_t at, int64_t st
         for (int64_t j = 0; j < n; j++) ((double *)base)[at + j * stride] = row[j];
 }
 
+// Loops of 64 and 16 elements over arrays, which the compiler keeps in registers on every instruction set. (GCC 12
+// splits vector types that are wider than the registers through memory, and compares them element by element.) `omp
+// simd`: without it, GCC unrolls the loops of 16 before it looks for vectors.
+#define MS_LANES(n, l) _Pragma("omp simd") for (int l = 0; l < (n); l++)
+
 // Sums, maxima and exponentials of rows, once per accumulation type.
 #define REAL float
-#define INT int32_t
 #define R(x) x##_f32
-#define EXP(x) ms_exp_f32(x)
+#define EXP_NORMAL(x) ms_exp_normal_f32(x)
 #include "cpu/rows/rows_body.h"
 #undef REAL
-#undef INT
 #undef R
-#undef EXP
+#undef EXP_NORMAL
 #define REAL double
-#define INT int64_t
 #define R(x) x##_f64
-#define EXP(x) exp(x)
+#define EXP_NORMAL(x) exp(x)
 #include "cpu/rows/rows_body.h"
 #undef REAL
-#undef INT
 #undef R
-#undef EXP
+#undef EXP_NORMAL
 
 #endif
