@@ -89,7 +89,7 @@ MS_API int ms_checkpoint_signal(double *at);
 MS_API int ms_num_threads(void);               // number of threads for operators on the CPU
 MS_API void ms_set_num_threads(int n);         // values below 1 count as 1, above 1024 as 1024
 MS_API double ms_time(void);                   // time of a monotonic clock, in seconds
-MS_API const char *ms_cpu_isa(void);           // x86-64 level of the kernels in use: "v1", "v3", "v4"
+MS_API const char *ms_cpu_isa(void);           // of the kernels in use: "v1", "v3", "v4" of x86-64; on ARM "neon"
 MS_API int ms_set_grad_mode(int on);           // returns the previous mode
 MS_API int ms_set_autocast(int dtype_plus_1);  // returns the previous value
 MS_API int ms_set_default_dtype(int dtype);    // a floating-point dtype; returns the previous one

@@ -67,6 +67,8 @@ const char *ms_cpu_isa(void)
     return __cpu_features2[WORD] & V4 ? "v4" : __cpu_features2[WORD] & V3 ? "v3" : "v1";
 }
 
+#elif defined(__aarch64__)
+const char *ms_cpu_isa(void) { return "neon"; }  // every 64-bit ARM processor has it, with fused multiply-adds
 #else
 const char *ms_cpu_isa(void) { return "v1"; }
 #endif

@@ -141,6 +141,7 @@ ms_status ms__mismatch(ms_waiter *w)
     uint64_t was = atomic_load(&b->claimed);
     while (was < c->number)
         if (atomic_compare_exchange_weak(&b->claimed, &was, c->number)) {
+            atomic_thread_fence(memory_order_release);  // a reader that sees words of the new text also sees the claim
             describe_requests(c, b->text, sizeof b->text);
             memcpy(text, b->text, sizeof text);
             atomic_store(&b->written, c->number);

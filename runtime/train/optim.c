@@ -65,9 +65,10 @@ int ms_optim_is_plain(const ms_optim_options *o)
 
 // ---- passes ----
 
-// On x86-64, flush_tiny makes subnormal numbers count as 0 during the step: squares of small gradients are often
-// subnormal, and arithmetic with subnormals can take a hundred times as long. keep_tiny ends that for conversions of
-// half types, which compute with subnormals (tensor/dtype.h). Both return the previous mode, which set_tiny restores.
+// On x86-64 and ARM64, flush_tiny makes subnormal numbers count as 0 during the step: squares of small gradients are
+// often subnormal, and arithmetic with subnormals can take a hundred times as long. keep_tiny ends that for
+// conversions of half types, which compute with subnormals (tensor/dtype.h). Both return the previous mode, which
+// set_tiny restores.
 #if defined(__x86_64__)
 enum { TINY = 0x8040 };  // bits: flush to zero, denormals are zero
 static void set_tiny(unsigned mode) { _mm_setcsr(mode); }
@@ -76,6 +77,16 @@ static unsigned change_tiny(unsigned bits)
     unsigned before = _mm_getcsr();
     _mm_setcsr((before & ~(unsigned)TINY) | bits);
     return before;
+}
+#elif defined(__aarch64__)
+enum { TINY = 1 << 24 };  // bit: flush to zero, of operands and results
+static void set_tiny(unsigned mode) { __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode) : "memory"); }
+static unsigned change_tiny(unsigned bits)
+{
+    uint64_t before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before) : : "memory");
+    set_tiny(((unsigned)before & ~(unsigned)TINY) | bits);
+    return (unsigned)before;
 }
 #else
 enum { TINY };

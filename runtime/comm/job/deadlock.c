@@ -21,6 +21,7 @@ static int successors(int node, uint64_t *version, int *out)
     if (!(*version & 1)) return 0;
     double id = b->group;
     uint64_t number = b->number;
+    atomic_thread_fence(memory_order_acquire);  // otherwise the fields may be read after the version
     if (atomic_load(&b->version) != *version) return 0;
     if (ms__comm_error_since(number >> 32)) return 0;  // a published error will end this wait
     ms_group *g = ms__group_listed(id);

@@ -19,12 +19,15 @@ static void post_on_board(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_waiting *b = &ms__world.board->rank[ms__world.rank].wait[c->stream];
+    uint64_t next = (atomic_load(&b->version) + 1) | 1;
+    atomic_store_explicit(&b->version, next - 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);  // a reader that sees a new field below also sees that version
     b->group = c->g->id;
     b->number = c->number;
     b->since = w->begun;
     b->fingerprint = c->fingerprint;
     if (c->place.here) b->fingerprint.resumed = c->place;
-    atomic_store(&b->version, (atomic_load(&b->version) | 1) + (atomic_load(&b->version) & 1 ? 2 : 0));
+    atomic_store(&b->version, next);
     if (c->stream == MS_STREAM_COMPUTE)
         atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
 }

@@ -35,14 +35,17 @@ end
 
 function M.processor(line)
   local info = read.file "/proc/cpuinfo" or ""
-  local model = info:match "model name%s*:%s*([^\n]*)" or "unknown processor"
+  local model = info:match "model name%s*:%s*([^\n]*)" or jit.arch .. " processor"    -- ARM has only numbers
   local clock = tonumber(info:match "cpu MHz%s*:%s*([%d.]+)" or "")
   local has = level_of(" " .. (info:match "flags%s*:%s*([^\n]*)" or "") .. " ")
   local used = ffi.string(lib.ms_cpu_isa())
   local _, online = cores()
-  local text = ("%s, %s cores%s; kernels for x86-64-%s"):format(model, online or "?",
-    clock and (", %.2f GHz"):format(clock / 1000) or "", used)
-  if used < has then
+  local arm = jit.arch == "arm64"
+  local text = ("%s, %s cores%s; kernels for %s"):format(model, online or "?",
+    clock and (", %.2f GHz"):format(clock / 1000) or "", arm and "arm64" or "x86-64-" .. used)
+  if arm then
+    line("good", "processor", text)
+  elseif used < has then
     line("slow", "processor", text .. ", although the processor supports " .. has, "unset MOONSHARD_ISA")
   elseif used == "v1" then
     line("slow", "processor", text,
