@@ -31,7 +31,7 @@ describe("products:", function()
 
   -- { m, n, k }: edges of tiles and panels, several depths of panel, several blocks of rows and of columns.
   local SIZES = { { 1, 100, 64 }, { 3, 50, 700 }, { 130, 100, 200 }, { 257, 1000, 193 }, { 64, 97, 401 },
-    { 5, 300, 2000 }, { 1025, 1030, 1024 } }
+    { 5, 300, 2000 }, { 46, 421, 1300 }, { 35, 29, 40 }, { 1025, 1030, 1024 } }
 
   for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
     it(("matmul of %s is the sum of products, whichever sides are transposed"):format(dtype), function()

@@ -3,17 +3,17 @@
 // has no instructions for it, the product is small, or oneDNN does not take it (ms__onednn_takes).
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
-// adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels of KC x 3 vectors, as many at a
-// time as fit in half of the second-level cache; A is packed into panels of KC x 8 rows (6 without AVX-512). A panel of
-// A stays in the first-level cache while all panels of B are read. (The opposite order, one panel of B against all of
-// A, reads both from the second-level cache and is 13 % slower.) Strides that are powers of two, which cause conflicts
-// in caches and TLBs, are met only while packing, or where A is read in place (FEW). Half types are converted while
-// packing, accumulate in float32 and are rounded once at the end. The order in which an element of C is summed depends
-// neither on the number of threads nor on the tiles.
+// adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels as wide as a tile (tiles.h), as
+// many at a time as fit in half of the second-level cache; A is packed into panels as high as a tile. A group of panels
+// of A (one with AVX-512, where it stays in the first-level cache) passes along all panels of B before the next. (The
+// opposite order, one panel of B against all of A, reads both from the second-level cache and is 13 % slower.) Strides
+// that are powers of two, which cause conflicts in caches and TLBs, are met only while packing, or where A is read in
+// place (FEW). Half types are converted while packing, accumulate in float32 and are rounded once at the end. The order
+// in which an element of C is summed depends neither on the number of threads nor on the tiles.
 //
-// Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
+// Built with -ffp-contract=fast, as tiles.c.
 #include <unistd.h>
-#include "cpu/product/product.h"
+#include "cpu/product/tiles.h"
 
 enum {
     SMALL = 16 << 10,  // largest number of multiply-adds at which packing costs more than it saves
@@ -36,9 +36,6 @@ static bool narrow(void)
     return known;
 }
 
-// Rows in a packed panel of A, and in a tile.
-static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
-
 // The size of the second-level cache in bytes, but at least 256 KiB, as sysconf may return 0.
 static int64_t cache_bytes(void)
 {
@@ -50,18 +47,23 @@ static int64_t cache_bytes(void)
 
 static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
+// A block of B: its first column and how many, its first row and how many.
+typedef struct gemm_block {
+    int64_t j, nc, p, kc;
+} gemm_block;
+
 // The state of a large product.
 typedef struct gemm_work {
     const ms_gemm *g;
     int64_t size;                 // bytes of a number of the accumulating type: 4 or 8
-    int64_t wide, high;           // columns in a panel of B, rows in a panel of A
+    int64_t wide, high, group;    // columns in a panel of B, rows in a panel of A, rows computed together
     int64_t i0, mb;               // first of the current rows; their number
     int64_t first_col, last_col;  // columns [first_col, last_col) of C, finished before others begin
     int64_t j0, nc, p0, kc;       // packed columns of B: first and number; current depth: first and length
-    int64_t then_j, then_nc, then_p,
-        then_kc;             // the block computed next; then_nc is 0 if there is none or several threads share the work
+    struct {
+        int64_t j, nc, p, kc;
+    } then;                  // the block computed next; nc is 0 if there is none or several threads share the work
     int64_t mc, cols;        // rows and columns of a task
-    int64_t across;          // number of tasks that share a set of rows
     int64_t pack;            // columns that a packing task packs
     bool half, first, last;  // half: half types; first, last: the current depth is the first, the last
     bool pack_a;             // A is packed; otherwise its rows are read in place
@@ -70,17 +72,6 @@ typedef struct gemm_work {
     float *sums;  // half types: float32 sums of mb rows; if k is one block deep, sums of one panel per thread
     int64_t sums_rs;
 } gemm_work;
-
-// Cache lines of the data packed next, prefetched into the second-level cache while the current rows are computed, and
-// the lines into which that data will be packed. `apart`: bytes between the lines of a group. `jump`: bytes from the
-// end of a group to the next group.
-typedef struct gemm_ahead {
-    const char *at;
-    char *to;  // NULL if the destination is already in the cache
-    int64_t apart, jump, groups;
-    int lines, pairs;         // lines per group (even); pairs of them fetched so far
-    struct gemm_ahead *then;  // prefetched after all groups of this struct
-} gemm_ahead;
 
 #define EACH_LANE(f, s)                                                                                           \
     f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), f(s, 8), f(s, 9), f(s, 10), f(s, 11), \
@@ -140,64 +131,11 @@ static float load_one(int dtype, const void *in, int64_t at)
     return dtype == MS_F16 ? ms_f16_to_float(((const ms_f16 *)in)[at]) : ms_bf16_to_float(((const ms_bf16 *)in)[at]);
 }
 
-// bfloat16 is the upper half of a float32. Two adjacent numbers are read as one 32-bit word, which is then split.
-typedef uint32_t pair __attribute__((may_alias));
-
-static inline __attribute__((always_inline)) void part(float *out, int64_t out_rs, const pair *t, int rows, int n)
-{
-    for (int l = 0; l < rows; l++) {
-        pair *even = (pair *)out + 2 * l * out_rs, *odd = even + out_rs;
-        for (int j = 0; j < n; j++) {
-            even[j] = t[l * n + j] << 16;
-            odd[j] = t[l * n + j] & 0xffff0000;
-        }
-    }
-}
-
-// Packs 16 contiguous columns; returns the number of rows packed.
-static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_bf16 *b, int64_t cs, int64_t k)
-{
-    pair t[16 * 16] __attribute__((aligned(64)));
-    for (int64_t p = 0; p < k / 32 * 32; p += 32) {
-        transpose_f32((float *)t, 16, b + p, cs * 2);
-        part(out + p * out_rs, out_rs, t, 16, 16);
-    }
-    return k / 32 * 32;
-}
-
-// As pack_columns_bf16, for 8 contiguous rows; returns the number of columns packed.
-static WIDE_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
-{
-    pair t[16 * 8] __attribute__((aligned(64)));
-    for (int64_t p = 0; p < k / 32 * 32; p += 32) {
-        transpose_8_f32((float *)t, a + p, rs * 2);
-        part(out + p * 8, 8, t, 16, 8);
-    }
-    return k / 32 * 32;
-}
-
-// Packs several panels row by row, all panels of a row together, because they share cache lines.
-static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs, int64_t k, int64_t panels)
-{
-    for (int64_t p = 0; p < k; p++, b += rs, out += 48)
-        for (int64_t j = 0; j < panels; j++) {
-            __builtin_prefetch(b + 8 * rs + j * 48);
-            for (int q = 0; q < 48; q++) out[j * 48 * k + q] = ms_bf16_to_float(b[j * 48 + q]);
-        }
-}
-
-// Packs t, which holds RUN / 2 converted numbers of each column of A, into panels of 8 rows.
-static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
-{
-    for (int64_t i = 0; i < RUN / 16; i++)
-        for (int64_t q = 0; q < columns; q++)
-            memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
-}
-
-// As pack_f32, for half types; squares of 16 x 16 numbers pass through a buffer.
+// As pack of the tiles, for half types; squares of 16 x 16 numbers pass through a buffer.
 static void pack_half(float *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n)
 {
-    int64_t wide = (n + 15) / 16 * 16;
+    const ms_tiles_f32 *tiles = ms__tiles_f32();
+    int64_t lanes = tiles->lanes, wide = (n + lanes - 1) / lanes * lanes;
     if (b->cs == 1) {
         for (int64_t p = 0; p < k; p++) {
             load_run(b->dtype, out + p * out_rs, b->data, p * b->rs, n);
@@ -205,10 +143,10 @@ static void pack_half(float *out, int64_t out_rs, const ms_matrix *b, int64_t k,
         }
         return;
     }
-    for (int64_t j = 0; j < wide; j += 16) {
-        int64_t w = n - j < 16 ? n - j : 16, p = 0;
-        if (b->dtype == MS_BF16 && b->rs == 1 && w == 16)
-            p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b->data + j * b->cs, b->cs, k);
+    for (int64_t j = 0; j < wide; j += lanes) {
+        int64_t w = n - j < lanes ? n - j : lanes, p = 0;
+        if (b->dtype == MS_BF16 && b->rs == 1 && w == lanes)
+            p = tiles->pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b->data + j * b->cs, b->cs, k);
         for (; p < k; p += 16) {
             float t[16 * 16] = { 0 };
             int64_t h = k - p < 16 ? k - p : 16;
@@ -218,35 +156,30 @@ static void pack_half(float *out, int64_t out_rs, const ms_matrix *b, int64_t k,
                 else
                     for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(b->dtype, b->data, from + q * b->rs);
             }
-            pack_f32(out + p * out_rs + j, out_rs, &(ms_matrix) { .data = t, .rs = 1, .cs = 16 }, h, 16);
+            tiles->pack(out + p * out_rs + j, out_rs, &(ms_matrix) { .data = t, .rs = 1, .cs = 16 }, h, lanes);
         }
     }
 }
 
 // Packs rows of A into panels and converts them to float.
-static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k, int64_t high)
+static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k, int64_t depth)
 {
     enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
+    const ms_tiles_f32 *tiles = ms__tiles_f32();
     float t[8 * KC] __attribute__((aligned(64)));
-    int64_t whole = m / high * high;
+    int64_t high = tiles->rows;
     if (a->rs == 1) {  // columns are contiguous: convert them in t, at most LONG numbers of each
-        if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
         for (int64_t p = 0; p < k; p += ROUND) {
             int64_t columns = k - p < ROUND ? k - p : ROUND;
             for (int64_t q = 0; q < columns; q++) load_run(a->dtype, t + q * LONG, a->data, (p + q) * a->cs, m);
-            if (high == 8 && m == LONG) pack_runs(out + p * 8, t, columns, 8 * k);
-            else
-                for (int64_t i = 0; i < m; i += high)
-                    for (int64_t q = 0; q < columns; q++)
-                        memcpy(out + i * k + (p + q) * high, t + q * LONG + i,
-                               (size_t)(m - i < high ? m - i : high) * sizeof(float));
+            tiles->pack_rows(out + p * high, &(ms_matrix) { .data = t, .rs = 1, .cs = LONG }, m, columns, depth);
         }
         return;
     }
     for (int64_t i = 0; i < m; i += high) {
         int64_t rows = m - i < high ? m - i : high, p = 0;
-        if (a->dtype == MS_BF16 && a->cs == 1 && rows == 8 && high == 8)
-            p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a->data + i * a->rs, a->rs, k);
+        if (a->dtype == MS_BF16 && a->cs == 1 && rows == high)
+            p = tiles->pack_rows_bf16(out + i * depth, (const ms_bf16 *)a->data + i * a->rs, a->rs, k);
         if (p == k) continue;
         for (int64_t r = 0; r < rows; r++) {
             int64_t from = (i + r) * a->rs + p * a->cs, rest = k - p;
@@ -254,7 +187,8 @@ static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k,
             else
                 for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(a->dtype, a->data, from + q * a->cs);
         }
-        pack_rows_f32(out + i * k + p * high, &(ms_matrix) { .data = t, .rs = k - p, .cs = 1 }, rows, k - p, high, k);
+        tiles->pack_rows(out + i * depth + p * high, &(ms_matrix) { .data = t, .rs = k - p, .cs = 1 }, rows, k - p,
+                         depth);
     }
 }
 
@@ -275,9 +209,11 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     if (g->b_cs == 1 && g->dtype != MS_F16) {
         int64_t panels = (stop - j) / w->wide, at = w->p0 * g->b_rs + w->j0 + j;
         char *out = w->b + j * w->kc * w->size;
-        if (w->half) pack_panels_bf16((float *)out, (const ms_bf16 *)g->b + at, g->b_rs, w->kc, panels);
-        else if (w->size == 4) pack_panels_f32((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
-        else pack_panels_f64((double *)out, (const double *)g->b + at, g->b_rs, w->kc, panels);
+        if (w->half)
+            ms__tiles_f32()->pack_panels_bf16((float *)out, (const ms_bf16 *)g->b + at, g->b_rs, w->kc, panels);
+        else if (w->size == 4)
+            ms__tiles_f32()->pack_panels((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
+        else ms__tiles_f64()->pack_panels((double *)out, (const double *)g->b + at, g->b_rs, w->kc, panels);
         j += panels * w->wide;
     }
     for (; j < stop; j += w->wide) {
@@ -285,8 +221,8 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
         ms_matrix b = { (const char *)g->b + at * ms__dtype_size(g->dtype), g->b_rs, g->b_cs, g->dtype };
         char *out = w->b + j * w->kc * w->size;
         if (w->half) pack_half((float *)out, w->wide, &b, w->kc, n);
-        else if (w->size == 4) pack_f32((float *)out, w->wide, &b, w->kc, n);
-        else pack_f64((double *)out, w->wide, &b, w->kc, n);
+        else if (w->size == 4) ms__tiles_f32()->pack((float *)out, w->wide, &b, w->kc, n);
+        else ms__tiles_f64()->pack((double *)out, w->wide, &b, w->kc, n);
     }
 }
 
@@ -316,15 +252,19 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
     int64_t at = (w->i0 + i) * g->a_rs + (w->p0 + p) * g->a_cs, k = stop - p;
     ms_matrix a = { (const char *)g->a + at * ms__dtype_size(g->dtype), g->a_rs, g->a_cs, g->dtype };
     char *out = w->a + (i * w->kc + p * w->high) * w->size;
-    if (w->half) pack_rows_half((float *)out, &a, m, k, w->high);
-    else if (w->size == 4) pack_rows_f32((float *)out, &a, m, k, w->high, w->kc);
-    else pack_rows_f64((double *)out, &a, m, k, w->high, w->kc);
+    if (w->half) pack_rows_half((float *)out, &a, m, k, w->kc);
+    else if (w->size == 4) ms__tiles_f32()->pack_rows((float *)out, &a, m, k, w->kc);
+    else ms__tiles_f64()->pack_rows((double *)out, &a, m, k, w->kc);
 }
 
 static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
 
-// The number of rows packed together where A's columns are contiguous: a multiple of a panel's rows.
-static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
+// The number of rows packed together where A's columns are contiguous: a multiple of the rows computed together.
+static int64_t run_rows(const gemm_work *w)
+{
+    int64_t run = RUN / (w->half ? 2 : w->size);
+    return run > w->group ? run : w->group;
+}
 
 static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
@@ -337,15 +277,16 @@ static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
 static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     float *s = w->sums;
-    if (w->first && w->last) s += ms__thread_num() * w->high * w->sums_rs;
+    if (w->first && w->last) s += ms__thread_num() * w->group * w->sums_rs;
     else s += i * w->sums_rs + w->j0 + j - w->first_col;
     const float *a = (const float *)w->a + i * w->kc, *b = (const float *)w->b + j * w->kc;
     ms_operands_f32 o = { a, 1, w->high, b, w->wide, s, w->sums_rs, NULL, !w->first };
-    sweep_f32((n + 15) / 16 * 16, rows, w->kc, &o, ahead);
+    const ms_tiles_f32 *t = ms__tiles_f32();
+    t->sweep((n + t->lanes - 1) / t->lanes * t->lanes, rows, w->kc, &o, NULL, ahead);
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 
-// What to prefetch while rows [i, i + high) of [top, bottom) are computed: this panel's share of the rows packed next.
+// What to prefetch while rows [i, i + group) of [top, bottom) are computed: this group's share of the rows packed next.
 // These are packed `step` rows at a time.
 static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
 {
@@ -355,17 +296,17 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
     gemm_ahead f = { 0 };
     if (next + step > bottom) return f;
     if (g->a_rs == 1) {  // columns are contiguous: prefetch `step` rows of each
-        int64_t part = (i - top) % step / w->high, parts = step / w->high, from = w->kc * part / parts;
+        int64_t part = (i - top) % step / w->group, parts = step / w->group, from = w->kc * part / parts;
         f.lines = (int)(step * size / 128) * 2;
         f.apart = 64;
         f.jump = g->a_cs * size - f.lines * 64;
         f.groups = w->kc * (part + 1) / parts - from;
         at += from * g->a_cs;
-        next += part * w->high;
+        next += part * w->group;
     } else {  // prefetch one line of each row
-        f.lines = (int)w->high;
+        f.lines = (int)w->group;
         f.apart = g->a_rs * size;
-        f.jump = 64 - w->high * f.apart;
+        f.jump = 64 - w->group * f.apart;
         f.groups = g->a_cs == 1 ? w->kc * size / 64 : 0;
     }
     f.at = (const char *)g->a + at * size;
@@ -378,35 +319,38 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
 static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
 {
     const ms_gemm *g = w->g;
-    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then_nc * w->then_kc * size / 64, SHARE),
+    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then.nc * w->then.kc * size / 64, SHARE),
             share = shares - 1 - left;
     bool rows = g->b_cs == 1;
     gemm_ahead f = { 0 };
     if (share < 0 || (!rows && g->b_rs != 1)) return f;
-    int64_t runs = rows ? w->then_kc : w->then_nc, stride = rows ? g->b_rs : g->b_cs, from = runs * share / shares;
-    f.at = (const char *)g->b + (w->then_p * g->b_rs + w->then_j * g->b_cs + from * stride) * size;
-    f.lines = (int)((rows ? w->then_nc : w->then_kc) * size / 128) * 2;
+    int64_t runs = rows ? w->then.kc : w->then.nc, stride = rows ? g->b_rs : g->b_cs, from = runs * share / shares;
+    f.at = (const char *)g->b + (w->then.p * g->b_rs + w->then.j * g->b_cs + from * stride) * size;
+    f.lines = (int)((rows ? w->then.nc : w->then.kc) * size / 128) * 2;
     f.apart = 64;
     f.jump = stride * size - f.lines * 64;
     f.groups = f.lines ? runs * (share + 1) / shares - from : 0;
     return f;
 }
 
+// The number of tasks that share a set of rows.
+static int64_t across(const gemm_work *w) { return ceil_div(w->nc, w->cols); }
+
 static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     const gemm_work *w = arg;
     const ms_gemm *g = w->g;
-    int64_t top = task / w->across * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc,
-            j = task % w->across * w->cols;
-    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
-    bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
+    int64_t top = task / across(w) * w->mc, bottom = w->mb - top < w->mc ? w->mb : top + w->mc,
+            j = task % across(w) * w->cols;
+    int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->group;
+    bool fresh = w->pack_a && across(w) == 1 && w->j0 == w->first_col;
     // If A's columns are contiguous, their next rows are packed in small parts while the preceding panels are computed:
     // the prefetched lines are then in the second-level cache.
     bool along = g->a_rs == 1 && !w->half;
     (void)end, (void)unused;
 
-    for (int64_t i = top; i < bottom; i += w->high) {
-        int64_t rows = bottom - i < w->high ? bottom - i : w->high;
+    for (int64_t i = top; i < bottom; i += w->group) {
+        int64_t rows = bottom - i < w->group ? bottom - i : w->group;
         gemm_ahead ahead = { 0 };
         if (fresh) {
             if ((i - top) % step == 0 && !(along && i > top && i + step <= bottom))
@@ -414,18 +358,20 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
             ahead = rows_ahead(w, top, i, bottom, step);
         }
         gemm_ahead columns = { 0 };
-        if (w->then_nc) {
-            columns = columns_ahead(w, (bottom - 1 - i) / w->high);
+        if (w->then.nc) {
+            columns = columns_ahead(w, (bottom - 1 - i) / w->group);
             ahead.then = &columns;
         }
         if (w->half) row_half(w, i, rows, j, n, &ahead);
         else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
         else row_f64(w, i, rows, j, n, &ahead);
-        int64_t part = (i - top) % step / w->high, parts = step / w->high, next = i + (parts - part) * w->high;
+        int64_t part = (i - top) % step / w->group, parts = step / w->group, next = i + (parts - part) * w->group;
         if (fresh && along && next + step <= bottom)
             pack_part(w, next, step, w->kc * part / parts, w->kc * (part + 1) / parts);
     }
 }
+
+static int64_t lanes(const gemm_work *w) { return w->size == 4 ? ms__tiles_f32()->lanes : ms__tiles_f64()->lanes; }
 
 // Computes the current rows of A times the current columns of B.
 static void column_block(gemm_work *w, int64_t threads)
@@ -434,23 +380,21 @@ static void column_block(gemm_work *w, int64_t threads)
     w->pack = ceil_div(panels, threads) * w->wide;
     // A single thread packs at most 8 panels at a time, because a row of B is packed into all of them at once.
     if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
-    w->across = ceil_div(w->nc, w->cols);
-    w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb &&
-               w->mb >= w->high;
+    w->fused = w->g->b_cs == 1 && w->nc % lanes(w) == 0 && w->pack_a && !w->half && w->mc >= w->mb && w->mb >= w->high;
     if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
-    if (w->pack_a && w->across > 1 && w->j0 == w->first_col)
+    if (w->pack_a && across(w) > 1 && w->j0 == w->first_col)
         ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
-    ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
+    ms__parallel_tasks(ceil_div(w->mb, w->mc) * across(w), row_task, w);
 }
 
 // Determines the next block of B for the same rows of A: the next columns, or the next depth from the first column on.
 static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
 {
     bool beside = w->j0 + w->nc < w->last_col;
-    w->then_j = beside ? w->j0 + w->nc : w->first_col;
-    w->then_p = beside ? w->p0 : w->p0 + w->kc;
-    w->then_kc = w->g->k - w->then_p < kc ? w->g->k - w->then_p : kc;
-    w->then_nc = w->then_kc == 0 ? 0 : w->last_col - w->then_j < nc ? w->last_col - w->then_j : nc;
+    w->then.j = beside ? w->j0 + w->nc : w->first_col;
+    w->then.p = beside ? w->p0 : w->p0 + w->kc;
+    w->then.kc = w->g->k - w->then.p < kc ? w->g->k - w->then.p : kc;
+    w->then.nc = w->then.kc == 0 ? 0 : w->last_col - w->then.j < nc ? w->last_col - w->then.j : nc;
 }
 
 // How a product is divided: depth of panels, rows at a time, columns whose sums are kept, columns packed at a time.
@@ -509,11 +453,23 @@ static ms_status all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
     return MS_OK;
 }
 
+// Sets the sizes of tiles and panels.
+static void shape(gemm_work *w)
+{
+    if (w->size == 4) {
+        const ms_tiles_f32 *t = ms__tiles_f32();
+        w->wide = t->wide, w->high = t->rows, w->group = t->rows * t->group;
+    } else {
+        const ms_tiles_f64 *t = ms__tiles_f64();
+        w->wide = t->wide, w->high = t->rows, w->group = t->rows * t->group;
+    }
+}
+
 static ms_status large(const ms_gemm *g)
 {
-    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4, .high = panel_rows() };
+    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4 };
     int64_t threads = ms_num_threads();
-    w.wide = 3 * 64 / w.size;
+    shape(&w);
     w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
     const gemm_cut c = cut(&w, threads);
 
@@ -523,7 +479,7 @@ static ms_status large(const ms_gemm *g)
            s_bytes = 0;
     if (w.half) {
         w.sums_rs = (deep ? c.jb : w.cols) + 16;  // + 16: rows a power of two apart would share sets of the cache
-        s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
+        s_bytes = (size_t)((deep ? c.mb : w.group * threads) * w.sums_rs) * 4;
     }
     ms_block *scratch;
     MS_TRY(ms__alloc_scratch(&scratch, a_bytes + b_bytes + s_bytes, g->what));

@@ -35,7 +35,7 @@ static WIDE_KERNEL void R(few_rows)(const ms_gemm *g, int64_t n)
     // Column l begins l steps after the first: with these distances 6 registers address all columns.
     int64_t step = g->b_cs * (int64_t)sizeof(REAL), step3 = 3 * step, step5 = 5 * step, step7 = 7 * step;
     __asm__("" : "+r"(step), "+r"(step3), "+r"(step5), "+r"(step7));
-    R(pack_rows)(a, &(ms_matrix) { .data = g->a, .rs = g->a_rs, .cs = g->a_cs }, g->m, g->k, 8, g->k);
+    R(ms__tiles)()->pack_rows(a, &(ms_matrix) { .data = g->a, .rs = g->a_rs, .cs = g->a_cs }, g->m, g->k, g->k);
     for (int64_t j = 0; j < n; j += LANES) {
         R(oct) s[LANES];
         const char *b = (const char *)((const REAL *)g->b + j * g->b_cs);
@@ -88,8 +88,7 @@ static ms_status R(all_few)(const ms_gemm *g)
 static ms_status R(all_strips)(const ms_gemm *g)
 {
     const R(ms_operands) o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
-    for (int64_t j = 0; j < g->n; j += 3 * LANES)
-        R(strip)((int)((g->n - j < 3 * LANES ? g->n - j : 3 * LANES) / LANES), g->m, g->k, &o, j);
+    R(ms__tiles)()->strip(g->n, g->m, g->k, &o);
     return MS_OK;
 }
 
@@ -99,7 +98,7 @@ static ms_status R(all_strips)(const ms_gemm *g)
 static ms_gemm_fn R(direct)(const ms_gemm *g)
 {
     if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) return R(all_dots);
-    if (g->n % LANES != 0 || !R(is_small)(g)) return NULL;
+    if (g->n % R(ms__tiles)()->lanes != 0 || !R(is_small)(g)) return NULL;
     return g->b_cs == 1 ? R(all_strips) : R(takes_few)(g) ? R(all_few) : NULL;
 }
 
@@ -112,18 +111,20 @@ static bool R(small)(const ms_gemm *g)
     ms_gemm_fn direct = R(direct)(g);
     if (direct) return direct(g) == MS_OK;
     REAL pad[ROOM / sizeof(REAL) * 2] __attribute__((aligned(64)));
+    const R(ms_tiles) *t = R(ms__tiles)();
     bool few = R(takes_few)(g);
-    int64_t n = g->n, full = g->b_cs == 1 || few ? n / LANES * LANES : 0;
-    int64_t wide = (n - full + LANES - 1) / LANES * LANES;
+    int64_t n = g->n, lanes = few ? LANES : t->lanes, full = g->b_cs == 1 || few ? n / lanes * lanes : 0;
+    int64_t wide = (n - full + lanes - 1) / lanes * lanes;
 
     if (!R(is_small)(g) || wide * g->k > (int64_t)(sizeof pad / sizeof *pad)) return false;
     R(ms_operands) o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
     if (few) R(few_rows)(g, full);
-    for (int64_t j = 0; j < full && !few; j += 3 * LANES)
-        R(panel)(full - j < 3 * LANES ? full - j : 3 * LANES, g->m, g->k, &o, j);
-    R(pack)(pad, wide, &(ms_matrix) { .data = o.b + full * g->b_cs, .rs = g->b_rs, .cs = g->b_cs }, g->k, n - full);
-    o.b = pad - full;  // column `full` is the first in the copy
+    else t->strip(full, g->m, g->k, &o);
+    t->pack(pad, wide, &(ms_matrix) { .data = o.b + full * g->b_cs, .rs = g->b_rs, .cs = g->b_cs }, g->k, n - full);
+    o.b = pad;
     o.b_rs = wide;
-    for (int64_t j = full; j < n; j += 3 * LANES) R(panel)(n - j < 3 * LANES ? n - j : 3 * LANES, g->m, g->k, &o, j);
+    o.c += full;
+    if (o.bias) o.bias += full;
+    t->panel(n - full, g->m, g->k, &o);
     return true;
 }

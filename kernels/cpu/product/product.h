@@ -10,14 +10,10 @@
 
 #include "ops/op.h"
 
-// As MS_KERNEL, for a function that is called only without AVX-512, or only with it. Without AVX-512, GCC splits
-// vectors of 64 bytes into so many instructions that versions that are never called would take most of the compile time
-// of gemm.c.
+// For a function that is called only with AVX-512.
 #if MS_CLONES
-#define THIN_KERNEL __attribute__((target_clones("default", "arch=x86-64-v3")))
 #define WIDE_KERNEL __attribute__((target("arch=x86-64-v4")))
 #else
-#define THIN_KERNEL
 #define WIDE_KERNEL
 #endif
 
