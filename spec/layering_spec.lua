@@ -11,7 +11,7 @@ local engine = {
 }
 local front = {
   { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data", "distributions" },
-  { "parallel" }, { "io" },
+  { "parallel" }, { "io", "text" },
   { "doors" }, { "models", "run", "plot", "tools" }, { "all" },
 }
 -- Modules that only collect others under the name that scripts use; no lower layer requires them.

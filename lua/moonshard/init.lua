@@ -51,7 +51,7 @@ opts.seal(ms)
 
 -- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing",
-  "distributions" }
+  "distributions", "text" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", metrics = "tools.metrics",
   testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",

@@ -7,6 +7,7 @@ local read_json = require("moonshard.core.json").decode
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local engine = require "moonshard.core.ffi"
+local merges = require "moonshard.data.merges"
 local opts = require "moonshard.core.opts"
 local raw = require "moonshard.data.raw"
 local tensor = require "moonshard.tensor"
@@ -61,19 +62,6 @@ local function join(self, a, b)
   return id
 end
 
--- Returns a new list of ids, in which each pair a, b is replaced by id.
-local function replace(ids, a, b, id)
-  local out, k = {}, 1
-  while k <= #ids do
-    if ids[k] == a and ids[k + 1] == b then
-      out[#out + 1], k = id, k + 2
-    else
-      out[#out + 1], k = ids[k], k + 1
-    end
-  end
-  return out
-end
-
 local function bytes_of(word)
   local ids = {}
   for k = 1, #word do ids[k] = word:byte(k) end
@@ -98,19 +86,6 @@ local function words_of(texts)
   return list
 end
 
--- Adds sign times the count of word number w to the counts of the pairs in it. where[pair]: the numbers of the words
--- that contain the pair, or did before a join.
-local function count_pairs(counts, where, words, w, sign)
-  local ids, n = words[w].ids, sign * words[w].count
-  for k = 1, #ids - 1 do
-    local pair = ids[k] * BASE + ids[k + 1]
-    local count = (counts[pair] or 0) + n
-    counts[pair] = count > 0 and count or nil
-    where[pair] = where[pair] or {}
-    where[pair][w] = true
-  end
-end
-
 --- Learns tokens from texts: joins the most frequent pair of neighbouring tokens, again and again, until there are
 --- vocab_size tokens or no pair occurs twice. Equal texts give equal tokens.
 ---@param texts string|string[]  what to learn from
@@ -122,23 +97,8 @@ function M.train_tokenizer(texts, given)
   if type(texts) == "string" then texts = { texts } end
   opts.need(opts.is_plain(texts), texts, "a string or a list of strings", "%s: argument 1", who)
   for k, text in ipairs(texts) do opts.expect(text, opts.string, "%s: text %d", who, k) end
-  local self, words, counts, where = new(), words_of(texts), {}, {}
-  for w = 1, #words do count_pairs(counts, where, words, w, 1) end
-  while self.vocab_size < o.vocab_size do
-    local best, most = nil, 1
-    for pair, count in pairs(counts) do                 -- finds the smallest of the most frequent pairs
-      if count > most or count == most and best and pair < best then best, most = pair, count end
-    end
-    if not best then break end
-    local a, b = math.floor(best / BASE), best % BASE
-    local id, contains = join(self, a, b), where[best]
-    for w in pairs(contains) do                         -- sums do not depend on the order
-      count_pairs(counts, where, words, w, -1)
-      words[w].ids = replace(words[w].ids, a, b, id)
-      count_pairs(counts, where, words, w, 1)
-    end
-    where[best] = nil
-  end
+  local self = new()
+  merges.learn(words_of(texts), o.vocab_size - 256, function(a, b) return join(self, a, b) end)
   return self
 end
 
@@ -156,7 +116,7 @@ local function encode_word(self, word)
       if id and (not first or id < first) then first, a, b = id, ids[k], ids[k + 1] end
     end
     if not first then break end
-    ids = replace(ids, a, b, first)
+    ids = merges.replace(ids, a, b, first)
   end
   if self._cached == CACHED then self._words, self._cached = {}, 0 end
   self._words[word], self._cached = ids, self._cached + 1
@@ -200,8 +160,8 @@ end
 -- ---- files -----------------------------------------------------------------------------------------
 
 -- A checksum of a list of merges.
-local function sum_of(merges)
-  local text, digits = cjson.encode(merges), ffi.new "char[17]"
+local function sum_of(list)
+  local text, digits = cjson.encode(list), ffi.new "char[17]"
   engine.lib.ms_file_sum(text, #text, digits)
   return ffi.string(digits)
 end

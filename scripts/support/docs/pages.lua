@@ -3,7 +3,7 @@
 --- library: the names in a list, in its order, or all names that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
-  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loads each
+  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions", "text" } do assert(ms[name]) end   -- loads each
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -64,6 +64,7 @@ local corpus = ms.data.corpus(path)
 local batches = ms.data.batches(corpus, { context = 4, batch = 1 })
 os.remove(path)
 
+local tokenizer = ms.text.train_bpe("", { vocab_size = 256 })
 local profile = ms.profiler.start()
 profile:stop()
 local steps_class
@@ -313,6 +314,14 @@ return {
       section("Methods of Tokenizer", "Tokenizer:", methods_of(ms.data.train_tokenizer("", { vocab_size = 256 }))),
       section("Methods of Corpus", "Corpus:", methods_of(corpus)),
       section("Methods of Batches", "Batches:", methods_of(batches)),
+    },
+  },
+  {
+    file = "text", title = "text", intro = "Tokenizers of pretrained models, and byte-level BPE of your own.",
+    sections = {
+      section("Functions", "text.", ms.text),
+      section("Methods of TextTokenizer", "TextTokenizer:", methods_of(tokenizer)),
+      section("Methods of TextStream", "TextStream:", methods_of(tokenizer:stream())),
     },
   },
   {

@@ -1,0 +1,216 @@
+-- SPDX-License-Identifier: MIT
+--- The files of tokenizers: tokenizer.json, vocab.json with merges.txt, tiktoken's, and the file of Tokenizer:save.
+local bpe = require "moonshard.text.bpe"
+local bytes = require "moonshard.text.bytes"
+local data = require "moonshard.data.tokenizer"
+local decoders = require "moonshard.text.decoders"
+local errors = require "moonshard.core.errors"
+local models = require "moonshard.text.models"
+local nodes = require "moonshard.text.node"
+local normalizers = require "moonshard.text.normalizers"
+local opts = require "moonshard.core.opts"
+local raw = require "moonshard.data.raw"
+local splitters = require "moonshard.text.splitters"
+local regexes = require "moonshard.text.regex"
+local templates = require "moonshard.text.templates"
+local tokenizer = require "moonshard.text.tokenizer"
+local lfs = require "lfs"
+
+local M = {}
+
+local WHO = "tokenizer"
+
+--- Patterns by name, for files that lack one.
+M.PATTERNS = {
+  gpt2 = splitters.GPT2,
+  cl100k = [['(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s]],
+  llama3 = [[(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]],
+  qwen2 = [[(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]],
+  o200k = table.concat({
+    [[[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?]],
+    [[[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?]],
+    [[\p{N}{1,3}]], [[ ?[^\s\p{L}\p{N}]+[\r\n/]*]], [[\s*[\r\n]+]], [[\s+(?!\S)]], [[\s+]] }, "|"),
+}
+
+-- The splitters of one pattern, whose words are bytes.
+local function by_pattern(pattern, path, is_bytes)
+  local regex, why = regexes.new(pattern, WHO, is_bytes)
+  if not regex then errors.raise("%s: '%s': the pattern is no regular expression: %s", WHO, path, why) end
+  return { function(piece, emit)
+    splitters.each(regex, piece.s, function(i, j) emit { s = piece.s:sub(i, j), at = piece.at + i - 1,
+      first = piece.first, last = piece.last } end)
+  end, regex = regex, bytes = true }
+end
+
+-- A byte-level tokenizer without normalizer. vocabulary: ids by bytes.
+local function byte_level(vocabulary, model, split, special, named)
+  local tokens, list = {}, {}
+  for token, id in pairs(vocabulary) do tokens[id] = token end
+  for text, id in pairs(special) do list[#list + 1] = { id = id, text = text, special = true } end
+  return tokenizer.new({ model = model, tokens = tokens, added = list, splitters = split, template = templates.read(),
+    raw = true, named = named }, WHO)
+end
+
+-- ---- tokenizer.json -----------------------------------------------------------------------------------
+
+local function added_of(node)
+  local list = {}
+  for k, of in ipairs(node:list "added_tokens") do
+    local special = of:get("special", opts.boolean) or false
+    local normalized = of:get("normalized", opts.boolean)
+    list[k] = { id = of:get("id", models.id_kind, true), text = of:get("content", opts.string, true), special = special,
+      lstrip = of:get("lstrip", opts.boolean), rstrip = of:get("rstrip", opts.boolean),
+      single_word = of:get("single_word", opts.boolean), normalized = normalized == nil and not special or normalized }
+  end
+  return list
+end
+
+-- The tokenizer of a text of tokenizer.json.
+local function from_json(text, path, named)
+  local node = nodes.new(text, path, WHO)
+  local split = splitters.read(node:child "pre_tokenizer", {})
+  local model, ids = models.read(node:child("model", true), split.bytes)
+  local decoder, decodes_bytes = decoders.read(node:child "decoder")
+  local is_raw, tokens = split.bytes and decodes_bytes, {}
+  for token, id in pairs(ids) do
+    if tokens[id] then node:fail("model.vocab", ("has id %d twice"):format(id)) end
+    tokens[id] = is_raw and bytes.of(token) or token
+  end
+  return tokenizer.new({ model = model, tokens = tokens, added = added_of(node), splitters = split, decoder = decoder,
+    normalizer = normalizers.read(node:child "normalizer"), template = templates.read(node:child "post_processor"),
+    raw = is_raw, named = named, source = text }, WHO)
+end
+M.from_json = from_json
+
+-- ---- other formats ------------------------------------------------------------------------------------
+
+local function from_pair(vocab_path, merges_path, named)
+  local node = nodes.new(raw.read(vocab_path, WHO), vocab_path, WHO)
+  local ids, lines = models.vocabulary(node), {}
+  for line in raw.read(merges_path, WHO):gmatch "[^\r\n]+" do
+    if not (#lines == 0 and line:find "^#version") then lines[#lines + 1] = line end
+  end
+  local merges = setmetatable({ value = lines, file = merges_path, who = WHO, path = "line" }, getmetatable(node))
+  local ranks, joined = models.merges(merges, ids, 0)
+  local special = {}
+  for token, id in pairs(ids) do
+    if token:find "^<|.*|>$" then special[token] = id end
+  end
+  local by_bytes = models.by_bytes(ids)
+  return byte_level(by_bytes, bpe.new { ids = by_bytes, ranks = ranks, joined = joined },
+    by_pattern(splitters.GPT2, vocab_path), special, named)
+end
+
+local DIGITS = {}
+for k = 0, 63 do
+  DIGITS[("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):byte(k + 1)] = k
+end
+
+-- The bytes of a text in base 64; nil if it is not.
+local function from_base64(text)
+  local out = {}
+  if #text % 4 ~= 0 then return nil end
+  for k = 1, #text, 4 do
+    local a, b, c, d = text:byte(k, k + 3)
+    local last = k + 4 > #text
+    local pads = last and (c == 61 and d == 61 and 2 or d == 61 and 1) or 0
+    a, b, c, d = DIGITS[a], DIGITS[b], pads == 2 and 0 or DIGITS[c], pads > 0 and 0 or DIGITS[d]
+    if not (a and b and c and d) then return nil end
+    local n = ((a * 64 + b) * 64 + c) * 64 + d
+    out[#out + 1] = string.char(math.floor(n / 65536), math.floor(n / 256) % 256, n % 256):sub(1, 3 - pads)
+  end
+  return table.concat(out)
+end
+
+local function from_tiktoken(text, path, o)
+  local ids, line_number = {}, 0
+  for line in text:gmatch "[^\r\n]+" do
+    line_number = line_number + 1
+    local code, rank = line:match "^(%S+) (%d+)$"
+    local token, id = code and from_base64(code), tonumber(rank)
+    if not token or not models.id_kind.test(id) then
+      errors.raise("%s: '%s': line %d is not a token in base 64 and its rank", WHO, path, line_number)
+    end
+    ids[token] = id
+  end
+  for b = 0, 255 do
+    if not ids[string.char(b)] then errors.raise("%s: '%s' has no token for byte %d", WHO, path, b) end
+  end
+  local pattern = o.pattern or "cl100k"
+  return byte_level(ids, bpe.new { ids = ids, whole = true }, by_pattern(M.PATTERNS[pattern] or pattern, path),
+    o.special_tokens or {}, o.named)
+end
+
+-- The file of Tokenizer:save. Its words are those of data.tokenizer, which are cut after 256 bytes.
+local OWN = table.concat({ " [A-Za-z\\x80-\\xff]{1,255}", "[A-Za-z\\x80-\\xff]{1,256}", " [0-9]{1,255}", "[0-9]{1,256}",
+  " [^\\sA-Za-z0-9\\x80-\\xff]{1,255}", "[^\\sA-Za-z0-9\\x80-\\xff]{1,256}", "\\s{1,256}" }, "|")
+
+local function from_own(path)
+  local ids, ranks, joined = {}, {}, {}
+  local own = data.tokenizer(path)
+  for id = 0, own.vocab_size - 1 do ids[own._tokens[id]] = id end
+  for k, pair in ipairs(own._merges) do
+    local key = pair[1] * bpe.BASE + pair[2]
+    ranks[key], joined[key] = k, 255 + k
+  end
+  return byte_level(ids, bpe.new { ids = ids, ranks = ranks, joined = joined }, by_pattern(OWN, path, true), {}, {})
+end
+
+-- ---- the file -----------------------------------------------------------------------------------------
+
+local NAMES = { bos_token = "bos_id", eos_token = "eos_id", pad_token = "pad_id" }
+
+-- The names of tokens in tokenizer_config.json and special_tokens_map.json.
+local function named_in(folder)
+  local named = {}
+  for _, name in ipairs { "special_tokens_map.json", "tokenizer_config.json" } do
+    local path = folder .. "/" .. name
+    if lfs.attributes(path, "mode") == "file" then
+      local node = nodes.new(raw.read(path, WHO), path, WHO)
+      for key, field in pairs(NAMES) do
+        local value = rawget(node.value, key)
+        if type(value) == "table" then value = node:child(key):get("content", opts.string, true) end
+        named[field] = type(value) == "string" and value or named[field]
+      end
+    end
+  end
+  return named
+end
+
+local function exists(path) return lfs.attributes(path, "mode") == "file" end
+
+--- Reads a tokenizer: a folder, or one of its files.
+---@param path string
+---@param given? table
+---@return TextTokenizer
+function M.open(path, given)
+  opts.expect(path, opts.string, "%s: path", WHO)
+  local o = opts(WHO, given, { pattern = opts.string, special_tokens = opts.table })
+  for text, id in pairs(o.special_tokens or {}) do
+    opts.expect(text, opts.string, "%s: a key of option 'special_tokens'", WHO)
+    opts.expect(id, models.id_kind, "%s: option 'special_tokens.%s'", WHO, text)
+  end
+  local folder = path
+  if lfs.attributes(path, "mode") == "directory" then
+    for _, name in ipairs { "tokenizer.json", "vocab.json", "tokenizer.tiktoken", "tokenizer.model" } do
+      if exists(folder .. "/" .. name) then path = folder .. "/" .. name break end
+    end
+    if path == folder then
+      errors.raise("%s: folder '%s' has no tokenizer.json, vocab.json or tokenizer.tiktoken", WHO, folder)
+    end
+  else
+    folder = path:match "^(.*)/" or "."
+  end
+  o.named = named_in(folder)
+  local merges = path:match "^(.*)vocab%.json$"
+  if merges and exists(merges .. "merges.txt") then return from_pair(path, merges .. "merges.txt", o.named) end
+  local text = raw.read(path, WHO)
+  if text:find "^[%w+/=]+ %d+[\r\n]" then return from_tiktoken(text, path, o) end
+  if not text:find "^%s*{" and not text:find "^\239\187\191" then
+    errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken", WHO, path)
+  end
+  if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(path) end
+  return from_json(text, path, o.named)
+end
+
+return M

@@ -1,0 +1,151 @@
+-- SPDX-License-Identifier: MIT
+--- The models of tokenizer.json: how a word becomes tokens.
+local bpe = require "moonshard.text.bpe"
+local bytes = require "moonshard.text.bytes"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+
+local M = {}
+
+local SPACE = "\226\150\129"                          -- U+2581, which stands for a space
+local LIMIT = 2 ^ 24                                    -- ids are below this
+
+local id_kind = opts.kind("a whole number from 0 to 2^24 - 1", function(v)
+  return type(v) == "number" and v % 1 == 0 and v >= 0 and v < LIMIT
+end)
+M.id_kind = id_kind
+
+--- The object of ids by token at a key.
+---@return table<string, integer>
+function M.vocabulary(node, key)
+  local of, ids = key and node:child(key, true) or node, {}
+  for token in pairs(of.value) do
+    if type(token) ~= "string" then of:fail(nil, "is a list, expected an object of ids by token") end
+    ids[token] = of:get(token, id_kind, true)
+  end
+  return ids
+end
+
+--- Ids by the bytes of their tokens. Tokens with other characters than the bytes' alphabet are left out: no text has
+--- them.
+---@param ids table<string, integer>
+---@return table<string, integer>
+function M.by_bytes(ids)
+  local out = {}
+  for token, id in pairs(ids) do
+    local as_bytes = bytes.of(token)
+    if as_bytes then out[as_bytes] = id end
+  end
+  return out
+end
+
+--- Ranks and ids by pair, of a list of merges. Each is "a b" or { "a", "b" }.
+---@param node table  the list's node
+---@param ids table<string, integer>  by token, as the file writes it
+---@param skipped integer  number of bytes at the beginning of b that the joined token lacks
+---@return table ranks
+---@return table joined
+function M.merges(node, ids, skipped)
+  local ranks, joined = {}, {}
+  for k = 1, #node.value do
+    local pair, a, b = node.value[k], nil, nil
+    if type(pair) == "string" then
+      a, b = pair:match "^([^ ]+) ([^ ]+)$"
+    elseif type(pair) == "table" and #pair == 2 then
+      a, b = pair[1], pair[2]
+    end
+    if type(a) ~= "string" or type(b) ~= "string" then node:fail(k, "is not a pair of tokens") end
+    local first, second, both = ids[a], ids[b], ids[a .. b:sub(skipped + 1)]
+    if not (first and second and both) then
+      node:fail(k, ("joins %s and %s, of which %s is not in the vocabulary"):format(errors.show(a), errors.show(b),
+        not first and "the first" or not second and "the second" or "the token of both"))
+    end
+    local key = first * bpe.BASE + second
+    ranks[key] = ranks[key] or k - 1
+    joined[key] = joined[key] or both
+  end
+  return ranks, joined
+end
+
+local kinds = {}
+
+function kinds.BPE(node, is_bytes)
+  node:only("dropout", 0)
+  local ids = M.vocabulary(node, "vocab")
+  local function text(key)
+    local value = node:get(key, opts.string)
+    return value ~= "" and value or nil
+  end
+  local prefix, suffix = text "continuing_subword_prefix", text "end_of_word_suffix"
+  local ranks, joined = M.merges(node:child("merges", true), ids, prefix and #prefix or 0)
+  local unknown, fallback = text "unk_token", nil
+  if unknown and not ids[unknown] then node:fail("unk_token", ("is '%s', which vocab lacks"):format(unknown)) end
+  if node:get("byte_fallback", opts.boolean) then
+    fallback = {}
+    for b = 0, 255 do fallback[b] = ids[("<0x%02X>"):format(b)] end
+  end
+  local cut = not (is_bytes or prefix or suffix) and ids[SPACE] and SPACE or nil
+  for token in pairs(cut and ids or {}) do
+    local at = token:find(SPACE, 2, true)
+    while at do
+      if token:sub(at - #SPACE, at - 1) ~= SPACE then cut = nil end
+      at = token:find(SPACE, at + 1, true)
+    end
+  end
+  return bpe.new { cut = cut, ids = is_bytes and M.by_bytes(ids) or ids, ranks = ranks, joined = joined,
+    by_char = not is_bytes, whole = node:get("ignore_merges", opts.boolean), prefix = prefix, suffix = suffix, unknown = unknown and ids[unknown],
+    fuse = node:get("fuse_unk", opts.boolean), bytes = fallback }, ids
+end
+
+-- ---- WordPiece ----------------------------------------------------------------------------------------
+
+local WordPiece = {}
+WordPiece.__index = WordPiece
+
+-- The longest token that begins the word, then the longest of the rest with the prefix before it, and so on. A word
+-- whose rest has no token is unknown.
+local function split_word(self, word)
+  local ids, sizes, at = {}, {}, 1
+  local unknown = { self.unknown, sizes = { #word } }
+  local _, chars = word:gsub("[^\128-\191]", "")
+  if chars > self.most then return unknown end
+  while at <= #word do
+    local stop, id = math.min(#word, at + self.longest - 1), nil
+    while stop >= at do
+      id = self.ids[(at > 1 and self.prefix or "") .. word:sub(at, stop)]
+      if id then break end
+      stop = stop - 1
+    end
+    if not id then return unknown end
+    ids[#ids + 1], sizes[#sizes + 1] = id, stop - at + 1
+    at = stop + 1
+  end
+  ids.sizes = sizes
+  return ids
+end
+
+function WordPiece:encode(word) return bpe.remembered(self, word, split_word) end
+
+function kinds.WordPiece(node)
+  local ids, longest = M.vocabulary(node, "vocab"), 0
+  for token in pairs(ids) do longest = math.max(longest, #token) end
+  local unknown = node:get("unk_token", opts.string, true)
+  if not ids[unknown] then node:fail("unk_token", ("is '%s', which vocab lacks"):format(unknown)) end
+  return setmetatable({ ids = ids, unknown = ids[unknown], longest = longest, _words = {}, _cached = 0,
+    prefix = node:get("continuing_subword_prefix", opts.string) or "##",
+    most = node:get("max_input_chars_per_word", opts.whole_from(0)) or 100 }, WordPiece), ids
+end
+
+--- The model of a node of tokenizer.json.
+---@param node table
+---@param is_bytes boolean  words are bytes
+---@return table model  with a method encode
+---@return table<string, integer> ids  by token
+function M.read(node, is_bytes)
+  local kind = node:get("type", opts.string) or node.value.merges and "BPE"
+  if not kind then node:fail("type", "is missing") end
+  if not kinds[kind] then node:fail("type", ("is '%s', which Moonshard does not have"):format(kind)) end
+  return kinds[kind](node, is_bytes)
+end
+
+return M

@@ -1,0 +1,184 @@
+-- SPDX-License-Identifier: MIT
+--- Normalizers: they change a piece of text before it is divided into words. A normalizer is fn(piece): piece.
+local opts = require "moonshard.core.opts"
+local pieces = require "moonshard.text.pieces"
+local regexes = require "moonshard.text.regex"
+local splitters = require "moonshard.text.splitters"
+local unicode = require "moonshard.text.unicode"
+
+local M = {}
+
+local function is_ascii(s) return not s:find "[\128-\255]" end
+
+-- A normalizer that replaces characters one by one: fn(code, char) returns the new text, or nil for the same one.
+local function by_character(fn)
+  return function(piece)
+    local s, changes, at = piece.s, {}, 1
+    while at <= #s do
+      local stop = pieces.char_end(s, at)
+      local char = s:sub(at, stop)
+      local new = (#char > 1 or char:byte() < 128) and fn(unicode.code(s, at, stop), char)
+      if new and new ~= char then changes[#changes + 1] = { at, stop, new, at } end
+      at = stop + 1
+    end
+    return pieces.change(piece, changes)
+  end
+end
+
+local function chars_of(s)
+  local list, at = {}, 1
+  while at <= #s do
+    local stop = pieces.char_end(s, at)
+    list[#list + 1] = { at, stop, s:sub(at, stop) }
+    at = stop + 1
+  end
+  return list
+end
+
+-- The characters that combine are normalized together. Decomposed ones count as coming from their character; of
+-- composed ones, the first counts as coming from the first character, the others from the last ones.
+local function normal_form(form)
+  return function(node)
+    local clusters, composes = splitters.regex_of(node, "type", [[\X]]), form:sub(-1) == "C"
+    return function(piece)
+      if is_ascii(piece.s) then return piece end
+      local changes = {}
+      splitters.each(clusters, piece.s, function(i, j, matches)
+        local cluster = piece.s:sub(i, j)
+        if not matches or is_ascii(cluster) then return end
+        local normal = unicode.normal(cluster, form, node.who)
+        if normal == cluster then return end
+        local old, new, single = chars_of(cluster), chars_of(normal), {}
+        if not composes then
+          for k, c in ipairs(old) do single[k] = unicode.normal(c[3], form, node.who) end
+        end
+        if table.concat(single) == normal then
+          for k, c in ipairs(old) do changes[#changes + 1] = { i + c[1] - 1, i + c[2] - 1, single[k], i + c[1] - 1 } end
+          return
+        end
+        changes[#changes + 1] = { i, j, "", i }
+        for k, c in ipairs(new) do
+          local from = k == 1 and 1 or composes and #old - #new + k or k
+          local of = old[math.max(1, math.min(from, #old))]
+          changes[#changes + 1] = { j + 1, j, c[3], i + of[1] - 1 }
+        end
+      end)
+      return pieces.change(piece, changes)
+    end
+  end
+end
+
+local function lowercase(node)
+  local high = by_character(function(code, char)
+    if code < 128 then return char:lower() end
+    return unicode.lower(code, node.who)
+  end)
+  return function(piece)
+    if is_ascii(piece.s) then
+      if not piece.s:find "%u" then return piece end
+      return { s = piece.s:lower(), at = piece.at, first = piece.first, last = piece.last, plain = piece.plain }
+    end
+    return high(piece)
+  end
+end
+
+local function strip_accents(node)
+  local high = by_character(function(code)
+    return code >= 0x300 and unicode.category(code, node.who) == "Mn" and "" or nil
+  end)
+  return function(piece) return is_ascii(piece.s) and piece or high(piece) end
+end
+
+local kinds = { NFC = normal_form "NFC", NFD = normal_form "NFD", NFKC = normal_form "NFKC", NFKD = normal_form "NFKD",
+  Lowercase = lowercase, StripAccents = strip_accents }
+
+function kinds.Prepend(node)
+  local text = node:get("prepend", opts.string, true)
+  return function(piece) return #piece.s > 0 and pieces.change(piece, { { 1, 0, text, 1 } }) or piece end
+end
+
+function kinds.Replace(node)
+  local pattern, is_regex = node:pattern "pattern"
+  local content = node:get("content", opts.string, true)
+  local regex = splitters.regex_of(node, "pattern", is_regex and pattern or regexes.literal(pattern))
+  local plain, new = pattern:gsub("%p", "%%%0"), content:gsub("%%", "%%%%")
+  return function(piece)
+    if piece.plain and not is_regex then return { s = piece.s:gsub(plain, new), at = 0, plain = true } end
+    local changes = {}
+    splitters.each(regex, piece.s, function(i, j, matches)
+      if matches then changes[#changes + 1] = { i, j, content, j } end
+    end)
+    return pieces.change(piece, changes)
+  end
+end
+
+function kinds.Strip(node)
+  local left, right = node:get("strip_left", opts.boolean) ~= false, node:get("strip_right", opts.boolean) ~= false
+  local spaces = splitters.regex_of(node, "type", [[\A\s+|\s+\z]])
+  return function(piece)
+    local i, j = 1, #piece.s
+    splitters.each(spaces, piece.s, function(a, b, matches)
+      if matches and a == 1 and left then i = b + 1 elseif matches and a > 1 and right then j = a - 1 end
+    end)
+    return pieces.part(piece, i, j)
+  end
+end
+
+-- BERT's: control characters are left out, white space becomes spaces, Chinese characters become words.
+local function is_chinese(c)
+  return c >= 0x4e00 and c <= 0x9fff or c >= 0x3400 and c <= 0x4dbf or c >= 0x20000 and c <= 0x2a6df
+    or c >= 0x2a700 and c <= 0x2b73f or c >= 0x2b740 and c <= 0x2b81f or c >= 0x2b920 and c <= 0x2ceaf
+    or c >= 0xf900 and c <= 0xfaff or c >= 0x2f800 and c <= 0x2fa1f
+end
+
+local SPACE = { [9] = true, [10] = true, [13] = true, [0x85] = true, [0x2028] = true, [0x2029] = true }
+
+function kinds.BertNormalizer(node)
+  local who = node.who
+  local lower = node:get("lowercase", opts.boolean) ~= false
+  local strip = node:get("strip_accents", opts.boolean)
+  local list = {}
+  if node:get("clean_text", opts.boolean) ~= false then
+    list[1] = by_character(function(code)
+      if code == 32 or code > 32 and code < 127 then return nil end
+      if code == 9 or code == 10 or code == 13 then return " " end
+      if code < 32 or code == 127 or code == 0xfffd then return "" end
+      local category = unicode.category(code, who)
+      if category == "Cc" or category == "Cf" or category == "Co" then return "" end
+      return (category == "Zs" or SPACE[code]) and " " or nil
+    end)
+  end
+  if node:get("handle_chinese_chars", opts.boolean) ~= false then
+    local pad = by_character(function(code, char) return is_chinese(code) and " " .. char .. " " or nil end)
+    list[#list + 1] = function(piece) return is_ascii(piece.s) and piece or pad(piece) end
+  end
+  if strip or strip == nil and lower then
+    list[#list + 1] = kinds.NFD(node)
+    list[#list + 1] = strip_accents(node)
+  end
+  if lower then list[#list + 1] = lowercase(node) end
+  return function(piece)
+    for _, fn in ipairs(list) do piece = fn(piece) end
+    return piece
+  end
+end
+
+--- The normalizer of a node of tokenizer.json; nil for none.
+---@param node? table
+---@return (fun(piece: table): table)?
+function M.read(node)
+  if not node then return nil end
+  local kind = node:get("type", opts.string, true)
+  if kind == "Sequence" then
+    local list = {}
+    for _, of in ipairs(node:list("normalizers", true)) do list[#list + 1] = M.read(of) end
+    return #list > 0 and function(piece)
+      for _, fn in ipairs(list) do piece = fn(piece) end
+      return piece
+    end or nil
+  end
+  if not kinds[kind] then node:fail("type", ("is '%s', which Moonshard does not have"):format(kind)) end
+  return kinds[kind](node)
+end
+
+return M

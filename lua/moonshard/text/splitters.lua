@@ -1,0 +1,168 @@
+-- SPDX-License-Identifier: MIT
+--- Pre-tokenizers: they divide pieces into words, which tokens do not cross. A splitter is fn(piece, emit, at_start),
+--- which calls emit(piece) for each word; at_start: the piece begins the text. The field `regex` of a list of
+--- splitters is set if one regular expression does it all, each match and each gap a word.
+local opts = require "moonshard.core.opts"
+local pieces = require "moonshard.text.pieces"
+local regexes = require "moonshard.text.regex"
+
+local M = {}
+
+M.GPT2 = [['s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+]]
+
+local function regex_of(node, key, pattern)
+  local regex, why = regexes.new(pattern, node.who)
+  if not regex then node:fail(key, "is no regular expression: " .. why) end
+  return regex
+end
+M.regex_of = regex_of
+
+-- Calls fn(i, j, matches) for the matches of a regular expression and the gaps between them.
+local function each(regex, s, fn)
+  local at, from = 1, 1
+  while from <= #s do
+    local i, j = regex:find(s, from)
+    if not i then break end
+    if j < i then
+      from = pieces.char_end(s, i) + 1                  -- an empty match divides nothing
+    else
+      if i > at then fn(at, i - 1, false) end
+      fn(i, j, true)
+      at, from = j + 1, j + 1
+    end
+  end
+  if at <= #s then fn(at, #s, false) end
+end
+M.each = each
+
+local BEHAVIORS = { "Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous" }
+
+-- The ranges into which a regular expression divides a string, by one of the behaviours.
+local function ranges_of(regex, s, behavior, invert)
+  local list = {}
+  each(regex, s, function(i, j, matches)
+    local is = matches ~= invert
+    local last = list[#list]
+    if behavior == "Contiguous" and last and last.is == is
+      or behavior == "MergedWithPrevious" and is and last and not last.is then
+      last[2], last.is = j, is
+    elseif behavior == "MergedWithNext" and last and last.is and not is then
+      last[2], last.is = j, false
+    elseif behavior ~= "Removed" or not is then
+      list[#list + 1] = { i, j, is = is }
+    end
+  end)
+  return list
+end
+
+local function split_by(regex, behavior, invert)
+  return function(piece, emit)
+    for _, range in ipairs(ranges_of(regex, piece.s, behavior, invert)) do
+      emit(pieces.part(piece, range[1], range[2]))
+    end
+  end
+end
+
+-- Metaspace: a space becomes a sign, usually U+2581, and begins a word.
+local function metaspace(node)
+  local sign = node:get("replacement", opts.string, true)
+  local scheme = node:one_of("prepend_scheme", { "always", "never", "first" })
+    or node:get("add_prefix_space", opts.boolean) == false and "never" or "always"
+  local split = node:get("split", opts.boolean) ~= false
+  local regex = regex_of(node, "replacement", regexes.literal(sign))
+  return function(piece, emit, at_start)
+    local changes, s = {}, piece.s
+    local prepend = scheme == "always" or scheme == "first" and at_start and piece.at == 0
+    if prepend and #s > 0 and s:byte() ~= 32 and s:sub(1, #sign) ~= sign then changes[1] = { 1, 0, sign, 1 } end
+    local at = s:find(" ", 1, true)
+    while at do
+      changes[#changes + 1] = { at, at, sign, at }
+      at = s:find(" ", at + 1, true)
+    end
+    piece = pieces.change(piece, changes)
+    if not split then return emit(piece) end
+    for _, range in ipairs(ranges_of(regex, piece.s, "MergedWithNext", false)) do
+      emit(pieces.part(piece, range[1], range[2]))
+    end
+  end
+end
+
+local kinds = {}
+
+function kinds.ByteLevel(node)
+  local prefix = node:get("add_prefix_space", opts.boolean) ~= false
+  local regex = node:get("use_regex", opts.boolean) ~= false and regex_of(node, "use_regex", M.GPT2) or nil
+  local split = regex and split_by(regex, "Isolated", false)
+  if regex and not prefix then return split, regex end
+  return function(piece, emit)
+    if prefix and #piece.s > 0 and piece.s:byte() ~= 32 then piece = pieces.change(piece, { { 1, 0, " ", 1 } }) end
+    if split then split(piece, emit) else emit(piece) end
+  end, not prefix and "nothing" or nil
+end
+
+function kinds.Split(node)
+  local pattern, is_regex = node:pattern "pattern"
+  local regex = regex_of(node, "pattern", is_regex and pattern or regexes.literal(pattern))
+  local behavior = node:one_of("behavior", BEHAVIORS, true)
+  local invert = node:get("invert", opts.boolean) or false
+  -- Isolated, a match and a gap are words alike.
+  if behavior == "Isolated" or behavior == "Removed" and invert then
+    return split_by(regex, behavior, invert), behavior == "Isolated" and regex or nil
+  end
+  return split_by(regex, behavior, invert)
+end
+
+local function with_pattern(pattern, behavior)
+  return function(node) return split_by(regex_of(node, "type", pattern), behavior, false) end
+end
+
+kinds.Whitespace = function(node) return split_by(regex_of(node, "type", [[\w+|[^\w\s]+]]), "Removed", true) end
+kinds.WhitespaceSplit = with_pattern([[\s+]], "Removed")
+kinds.Punctuation = function(node)
+  local behavior = node:one_of("behavior", BEHAVIORS) or "Isolated"
+  return split_by(regex_of(node, "type", [=[[!-/:-@\[-`{-~\p{P}]]=]), behavior, false)
+end
+kinds.BertPreTokenizer = function(node)
+  local punctuation = split_by(regex_of(node, "type", [=[[!-/:-@\[-`{-~\p{P}]]=]), "Isolated", false)
+  local spaces = split_by(regex_of(node, "type", [[\s]]), "Removed", false)
+  return function(piece, emit) spaces(piece, function(word) punctuation(word, emit) end) end
+end
+kinds.Digits = function(node)
+  local single = node:get("individual_digits", opts.boolean)
+  return split_by(regex_of(node, "type", [[\p{N}]]), single and "Isolated" or "Contiguous", false)
+end
+kinds.Metaspace = metaspace
+
+--- Adds the splitters of a node of tokenizer.json to a list.
+---@param node? table
+---@param list table
+---@return table list  with field `bytes` if words are bytes from here on
+function M.read(node, list)
+  if not node then return list end
+  local kind = node:get("type", opts.string, true)
+  if kind == "Sequence" then
+    for _, of in ipairs(node:list("pretokenizers", true)) do M.read(of, list) end
+    return list
+  end
+  if not kinds[kind] then node:fail("type", ("is '%s', which Moonshard does not have"):format(kind)) end
+  if list.bytes then node:fail("type", ("is '%s' after ByteLevel, which Moonshard does not have"):format(kind)) end
+  local split, regex = kinds[kind](node)
+  list.bytes = kind == "ByteLevel"
+  if regex == "nothing" then return list end
+  list[#list + 1], list.regex = split, #list == 0 and regex or nil
+  return list
+end
+
+--- Calls emit for each word of a piece.
+---@param list table  splitters
+---@param piece table
+---@param emit fun(piece: table)
+---@param at_start boolean  whether the piece begins the text
+---@param k? integer
+function M.words(list, piece, emit, at_start, k)
+  k = k or 1
+  if k > #list then return emit(piece) end
+  list[k](piece, k == #list and emit or function(part) M.words(list, part, emit, at_start, k + 1) end, at_start)
+end
+
+return M

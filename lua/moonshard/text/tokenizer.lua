@@ -1,0 +1,421 @@
+-- SPDX-License-Identifier: MIT
+--- The tokenizer of ms.text: added tokens, normalizer, splitters, model, template and decoder, as the files say.
+local added = require "moonshard.text.added"
+local bytes = require "moonshard.text.bytes"
+local create = require "moonshard.tensor.create"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local pieces = require "moonshard.text.pieces"
+local raw = require "moonshard.data.raw"
+local splitters = require "moonshard.text.splitters"
+local templates = require "moonshard.text.templates"
+local tensor = require "moonshard.tensor"
+local ffi = engine.ffi
+
+local M = {}
+
+---@class TextTokenizer
+---@field vocab_size integer  number of tokens, with the added ones
+---@field bos_id integer?  the token that begins a text
+---@field eos_id integer?  the token that ends a text
+---@field pad_id integer?  the token that fills batches
+local TextTokenizer = { __name = "TextTokenizer" }
+TextTokenizer.__index = TextTokenizer
+
+--- A tokenizer of parts: o.model (encode(word) gives ids and sizes); o.tokens: by id; o.added: list of added tokens;
+--- o.normalizer, o.splitters, o.template, o.decoder; o.raw: tokens are bytes, and their concatenation is the text.
+function M.new(o, who)
+  local self = setmetatable({ _o = o, _ids = {}, _special = {}, _added = {}, vocab_size = 0 }, TextTokenizer)
+  local before, after = {}, {}
+  for id, token in pairs(o.tokens) do
+    self._ids[token] = id
+    self.vocab_size = math.max(self.vocab_size, id + 1)
+  end
+  for _, token in ipairs(o.added) do
+    o.tokens[token.id], self._ids[token.text] = token.text, token.id
+    self.vocab_size = math.max(self.vocab_size, token.id + 1)
+    self._special[token.id], self._added[token.id] = token.special or nil, true
+    if token.normalized and o.normalizer then
+      local copy = {}
+      for key, value in pairs(token) do copy[key] = value end
+      copy.text = o.normalizer(pieces.new(token.text, 1, true)).s
+      after[#after + 1] = copy
+    else
+      before[#before + 1] = token
+    end
+  end
+  self._before, self._after = added.new(before, who), added.new(after, who)
+  for name, token in pairs(o.named or {}) do self[name] = self._ids[token] end
+  return self
+end
+
+local function expect_self(self, who)
+  opts.need(getmetatable(self) == TextTokenizer, self, "a tokenizer (call it with a colon)", "%s: self", who)
+end
+
+-- ---- encoding ---------------------------------------------------------------------------------------
+
+-- A growing list of ids and, if they are wanted, of the first and last bytes.
+local List = {}
+List.__index = List
+
+local function new_list(offsets)
+  return setmetatable({ n = 0, room = 64, ids = ffi.new "int64_t[64]", offsets = offsets and {} or nil }, List)
+end
+
+function List:reserve(more)
+  if self.n + more <= self.room then return self.ids end
+  self.room = 2 * (self.n + more)
+  local ids = ffi.new("int64_t[?]", self.room)
+  ffi.copy(ids, self.ids, 8 * self.n)
+  self.ids = ids
+  return ids
+end
+
+function List:add(id, first, last)
+  self:reserve(1)[self.n] = id
+  self.n = self.n + 1
+  if self.offsets then self.offsets[self.n] = { first, last } end
+end
+
+-- Widens a range to whole characters of the text.
+local function whole(text, i, j)
+  while i > 1 and (text:byte(i) or 0) >= 128 and text:byte(i) < 192 and i > j - 4 do
+    local from = i - 1
+    while from > 1 and from > i - 4 and text:byte(from) >= 128 and text:byte(from) < 192 do from = from - 1 end
+    if pieces.char_end(text, from) < i then break end
+    i = from
+  end
+  if j >= i and text:byte(j) >= 128 then
+    local from = j
+    while from > 1 and from > j - 3 and text:byte(from) >= 128 and text:byte(from) < 192 do from = from - 1 end
+    j = math.max(j, pieces.char_end(text, from))
+  end
+  return i, j
+end
+
+-- The tokens of a word with offsets: those of a piece.
+local function add_piece(list, model, piece, text)
+  local ids = model:encode(piece.s)
+  local buffer, at = list:reserve(#ids), 1
+  for k = 1, #ids do
+    buffer[list.n] = ids[k]
+    list.n = list.n + 1
+    if list.offsets then
+      local size = ids.sizes[k]
+      local i, j = pieces.origin(piece, at, at + size - 1)
+      list.offsets[list.n] = { whole(text, i, j) }
+      at = at + size
+    end
+  end
+end
+
+-- The tokens of bytes first to last of s, whose words are the matches of a regular expression and what is between them.
+-- The loop of most texts: no piece is made.
+local function add_plain(list, model, regex, s, first)
+  local at, stop, n = first, #s, list.n
+  local words, buffer, room = model._words, list.ids, list.room
+  while at <= stop do
+    local i, j = regex:find(s, at)
+    if not i then i, j = stop + 1, stop end
+    local from, to = at, i > at and i - 1 or j          -- a gap is a word, too
+    if to < from then to = pieces.char_end(s, from) end
+    local word = s:sub(from, to)
+    local ids = words[word]
+    if not ids then
+      ids = model:encode(word)
+      words = model._words
+    end
+    local count = #ids
+    if n + count > room then
+      list.n = n
+      buffer = list:reserve(count)
+      room = list.room
+    end
+    for k = 1, count do buffer[n + k - 1] = ids[k] end
+    n, at = n + count, to + 1
+  end
+  list.n = n
+end
+
+-- Adds the tokens of a part of the text without special tokens.
+local function add_part(self, list, text, i, j, skip)
+  local o = self._o
+  local split, model = o.splitters, o.model
+  if not list.offsets and not o.normalizer and split.regex and not self._after then
+    return add_plain(list, model, split.regex, i == 1 and j == #text and text or text:sub(i, j), 1)
+  end
+  local piece = pieces.new(text:sub(i, j), i, not list.offsets)
+  if o.normalizer then piece = o.normalizer(piece) end
+  local function emit(word)
+    if #word.s > 0 then add_piece(list, model, word, text) end
+  end
+  if not self._after then return splitters.words(split, piece, emit, i == 1) end
+  self._after:each(piece.s, function(a, b, id)
+    if id and not list.offsets then
+      list:add(id)
+    elseif id then
+      list:add(id, whole(text, pieces.origin(piece, a, b)))
+    else
+      splitters.words(split, pieces.part(piece, a, b), emit, i == 1 and a == 1)
+    end
+  end, skip)
+end
+
+-- The number of characters of white space in a string, at its beginning or end.
+local function spaces_in(regex, s)
+  local i, j = regex:find(s, 1)
+  return i and select(2, s:sub(i, j):gsub("[^\128-\191]", "")) or 0
+end
+
+-- Takes spaces off the offsets, as ByteLevel and RobertaProcessing do: one space that begins the first token of several
+-- stays, because it was added. Spaces are counted in the token, and taken off as characters of the text.
+local function trim(self, list, text)
+  local o = self._o
+  for k, range in ipairs(list.offsets) do
+    local id, first, last = tonumber(list.ids[k - 1]), range[1], range[2]
+    local left, right
+    if self._added[id] then
+      local own = text:sub(first, last)
+      left, right = spaces_in(o.template.trim.left, own), spaces_in(o.template.trim.right, own)
+    else
+      local token = o.raw and o.tokens[id] or bytes.of(o.tokens[id]) or o.tokens[id]
+      left, right = #token:match "^ *", #token:match " *$"
+    end
+    if o.template.trim.prefix and left == 1 and (k == 1 or first == 1) then left = 0 end
+    for _ = 1, left do
+      if first <= last then first = pieces.char_end(text, first) + 1 end
+    end
+    local stop = last
+    for _ = 1, right do
+      while stop > 0 and text:byte(stop) >= 128 and text:byte(stop) < 192 do stop = stop - 1 end
+      stop = stop - 1
+    end
+    if stop >= 0 then last = math.max(stop, first - 1) end
+    range[1], range[2] = first, last
+  end
+end
+
+-- The list of a text's tokens without a template.
+local function list_of(self, text, offsets, skip)
+  local list = new_list(offsets)
+  if not self._before then
+    add_part(self, list, text, 1, #text, skip)
+  else
+    self._before:each(text, function(i, j, id)
+      if id then list:add(id, i, j) else add_part(self, list, text, i, j, skip) end
+    end, skip)
+  end
+  if offsets and self._o.template.trim then trim(self, list, text) end
+  return list
+end
+
+local function added_by(template)
+  local n = 0
+  for _, part in ipairs(template) do n = n + (part.ids and #part.ids or 0) end
+  return n
+end
+
+-- Puts lists into a template. types: the part's number for each token, if wanted.
+local function fill(template, lists, types)
+  local out = new_list(lists[1].offsets)
+  for _, part in ipairs(template) do
+    local from = out.n
+    if part.ids then
+      for _, id in ipairs(part.ids) do out:add(id, 1, 0) end
+    else
+      local list = lists[part.sequence]
+      for k = 0, list.n - 1 do out:add(list.ids[k], unpack(list.offsets and list.offsets[k + 1] or {})) end
+    end
+    for k = from + 1, types and out.n or 0 do types[k] = part.type end
+  end
+  return out
+end
+
+-- Without templates.
+local PLAIN = templates.read()
+
+local function is_bare(template) return #template == 1 and template[1].sequence == 1 end
+
+--- The tokens of a text.
+---@param text string  in UTF-8; other bytes are tokens of their own, if the vocabulary has them
+---@param given? { pair: string, special: boolean, parse: boolean, offsets: boolean }  pair: a second text, for models of two texts; special: adds the tokens with which the model's texts begin and end (default true); parse: special tokens in the text, such as <|endoftext|>, are tokens, not text (default true; false for text that others wrote); offsets: adds where the tokens are
+---@return Tensor ids  int64 [n], ids from 0
+---@return { offsets: Tensor, types: Tensor }? more  with pair or offsets: types: 0 or 1 for the first or second text; offsets: int64 [n, 2], first and last byte in the token's text, from 1; a token that a template adds has 1 and 0
+function TextTokenizer:encode(text, given)
+  local who = "encode"
+  expect_self(self, who)
+  opts.expect(text, opts.string, "%s: the text", who)
+  local o = opts(who, given, { pair = opts.string, special = true, parse = true, offsets = false })
+  local lists = { list_of(self, text, o.offsets, not o.parse) }
+  lists[2] = o.pair and list_of(self, o.pair, o.offsets, not o.parse)
+  local template = (o.special and self._o.template or PLAIN)[o.pair and "pair" or "single"]
+  local more = (o.pair or o.offsets) and {} or nil
+  local types = more and {}
+  local list = not more and is_bare(template) and lists[1] or fill(template, lists, types)
+  if more then
+    more.types = create.tensor(types, { dtype = "int64" })
+    if #types == 0 then more.types = create.zeros(0, { dtype = "int64" }) end
+    if o.offsets then
+      more.offsets = list.n > 0 and create.tensor(list.offsets, { dtype = "int64" })
+        or create.zeros(0, 2, { dtype = "int64" })
+    end
+  end
+  local tokens = raw.tensor("int64", { list.n }, list.ids)
+  if more then return tokens, more end                  -- a second nil would be a value of print's
+  return tokens
+end
+
+--- The tokens of texts, as a batch whose rows are as long as the longest one.
+---@param texts string[]  at least one
+---@param given? { max_length: integer, length: integer, multiple: integer, pad_id: integer, side: "right"|"left", special: boolean, parse: boolean }  max_length: longer rows are cut; length: the least length of a row; multiple: the length is a multiple of this; pad_id: fills rows (default: the tokenizer's pad_id); side: where rows are filled (default "right"; "left" for generation); special, parse: as for encode
+---@return Tensor ids  int64 [texts, length]
+---@return Tensor mask  bool [texts, length], true for the texts' tokens
+function TextTokenizer:encode_batch(texts, given)
+  local who = "encode_batch"
+  expect_self(self, who)
+  opts.need(opts.is_plain(texts) and #texts > 0, texts, "a list of strings", "%s: argument 1", who)
+  local o = opts(who, given, { max_length = opts.whole_from(1), length = opts.option(opts.whole_from(0), 0),
+    multiple = opts.option(opts.whole_from(1), 1), pad_id = opts.whole_from(0),
+    side = opts.one_of({ "right", "left" }, "right"), special = true, parse = true })
+  local template = (o.special and self._o.template or PLAIN).single
+  local lists, length, same = {}, o.length, true
+  local most = o.max_length and o.max_length - added_by(template)
+  if most and most < 0 then
+    errors.raise("%s: option 'max_length' is %d, but the template adds %d tokens", who, o.max_length, added_by(template))
+  end
+  for k, text in ipairs(texts) do
+    opts.expect(text, opts.string, "%s: text %d", who, k)
+    local list = list_of(self, text, false, not o.parse)
+    if most then list.n = math.min(list.n, most) end
+    lists[k] = is_bare(template) and list or fill(template, { list })
+    length, same = math.max(length, lists[k].n), same and lists[k].n == lists[1].n
+  end
+  length = math.ceil(length / o.multiple) * o.multiple
+  local pad = o.pad_id or self.pad_id
+  if not pad and not (same and lists[1].n == length) then
+    errors.raise("%s: the texts have different lengths and the tokenizer has no pad_id: pass option 'pad_id'", who)
+  end
+  local ids, data = raw.tensor("int64", { #texts, length }, nil)
+  local mask, bits = raw.tensor("bool", { #texts, length }, nil)
+  data, bits = ffi.cast("int64_t *", data), ffi.cast("uint8_t *", bits)
+  for k, list in ipairs(lists) do
+    local row, from = (k - 1) * length, o.side == "left" and length - list.n or 0
+    for t = 0, length - 1 do
+      local inside = t >= from and t < from + list.n
+      data[row + t], bits[row + t] = inside and list.ids[t - from] or pad or 0, inside and 1 or 0
+    end
+  end
+  return ids, mask
+end
+
+-- ---- decoding ---------------------------------------------------------------------------------------
+
+local function decoded(self, ids, from, to, special)
+  local tokens = {}
+  for k = from, to do
+    if special or not self._special[ids[k]] then tokens[#tokens + 1] = self._o.tokens[ids[k]] end
+  end
+  return table.concat(self._o.raw and tokens or self._o.decoder(tokens))
+end
+
+local function check_id(self, id, k, who)
+  if not self._o.tokens[id] then
+    errors.raise("%s: id %d is %s, expected a token's, 0 to %d", who, k, errors.show(id), self.vocab_size - 1)
+  end
+end
+
+--- The text of tokens. Errors: an id that is no token.
+---@param ids Tensor|integer[]  ids from 0
+---@param given? { special: boolean }  special: with the special tokens (default false)
+---@return string
+function TextTokenizer:decode(ids, given)
+  local who = "decode"
+  expect_self(self, who)
+  local o = opts(who, given, { special = false })
+  if tensor.is_tensor(ids) then ids = ids:flatten():tolist() end
+  opts.need(opts.is_plain(ids), ids, "a tensor or a list of ids", "%s: argument 1", who)
+  for k, id in ipairs(ids) do check_id(self, id, k, who) end
+  return decoded(self, ids, 1, #ids, o.special)
+end
+
+---@class TextStream
+local TextStream = { __name = "TextStream" }
+TextStream.__index = TextStream
+
+--- A decoder for ids that arrive one by one: stream:push(id) returns the text that the id completes.
+---@param given? { special: boolean }  special: with the special tokens (default false)
+---@return TextStream
+function TextTokenizer:stream(given)
+  expect_self(self, "stream")
+  local o = opts("stream", given, { special = false })
+  return setmetatable({ _of = self, _special = o.special, _ids = {}, _read = 0, _sent = 0 }, TextStream)
+end
+
+--- Adds a token and returns the text that it completes: never a part of a character, often "".
+---@param id integer  of the token, from 0
+---@return string
+function TextStream:push(id)
+  check_id(self._of, id, 1, "push")
+  local ids = self._ids
+  ids[#ids + 1] = id
+  local text = decoded(self._of, ids, 1, #ids, self._special)
+  local stop = #text - pieces.incomplete(text)
+  local new = text:sub(self._sent + 1, stop)
+  if stop < #text or new == "" then
+    self._sent = math.max(self._sent, stop)
+    return new
+  end
+  -- The ids before the last complete text are dropped; the rest says how the next token is joined.
+  if self._read > 0 then
+    for k = 1, #ids do ids[k] = ids[k + self._read] end
+  end
+  self._read = #ids
+  self._sent = #decoded(self._of, ids, 1, #ids, self._special)
+  return new
+end
+
+--- The bytes that remain at the end: "" unless the last character is incomplete.
+---@return string
+function TextStream:finish()
+  local text = decoded(self._of, self._ids, 1, #self._ids, self._special)
+  local rest = text:sub(self._sent + 1)
+  self._ids, self._read, self._sent = {}, 0, 0
+  return rest
+end
+
+--- Writes the tokenizer as tokenizer.json, which other libraries read, too. Errors: a tokenizer that was not read from
+--- such a file, or trained; a file that cannot be written.
+---@param path string  path of the file
+function TextTokenizer:save(path)
+  expect_self(self, "save")
+  if not self._o.source then
+    errors.raise "save: this tokenizer was not read from tokenizer.json; copy the files that it was read from"
+  end
+  raw.write(path, "save", { self._o.source })
+end
+
+-- ---- names ------------------------------------------------------------------------------------------
+
+--- The id of a token; nil if there is no such token.
+---@param token string  as decode gives it: bytes, for byte-level vocabularies
+---@return integer?
+function TextTokenizer:id(token)
+  expect_self(self, "id")
+  return self._ids[opts.expect(token, opts.string, "id: the token")]
+end
+
+--- The token of an id; nil if there is none.
+---@param id integer  from 0
+---@return string?
+function TextTokenizer:token(id)
+  expect_self(self, "token")
+  return self._o.tokens[id]
+end
+
+function TextTokenizer:__tostring() return ("TextTokenizer(%d tokens)"):format(self.vocab_size) end
+
+M.TextTokenizer = TextTokenizer
+
+return M

@@ -1,0 +1,77 @@
+-- SPDX-License-Identifier: MIT
+--- Trains byte-level BPE. The tokens are numbered as PyPI's `tokenizers` does: special ones, bytes in the order of their
+--- characters, merges.
+local bytes = require "moonshard.text.bytes"
+local cjson = require "cjson"
+local errors = require "moonshard.core.errors"
+local files = require "moonshard.text.files"
+local merges = require "moonshard.data.merges"
+local opts = require "moonshard.core.opts"
+local regexes = require "moonshard.text.regex"
+local splitters = require "moonshard.text.splitters"
+
+local M = {}
+
+-- The words of all texts as { ids, count }, in the order in which they first occur.
+local function words_of(texts, regex, id_of)
+  local list, by_word = {}, {}
+  for _, text in ipairs(texts) do
+    splitters.each(regex, text, function(i, j)
+      local word = text:sub(i, j)
+      local entry = by_word[word]
+      if not entry then
+        entry = { ids = {}, count = 0 }
+        for k = 1, #word do entry.ids[k] = id_of[word:byte(k)] end
+        by_word[word], list[#list + 1] = entry, entry
+      end
+      entry.count = entry.count + 1
+    end)
+  end
+  return list
+end
+
+--- As ms.text.train_bpe.
+function M.bpe(texts, given)
+  local who = "train_bpe"
+  local o = opts(who, given or {}, { vocab_size = opts.option(opts.whole_from(256), opts.required),
+    special_tokens = opts.table, pattern = opts.option(opts.string, "gpt2") })
+  if type(texts) == "string" then texts = { texts } end
+  opts.need(opts.is_plain(texts), texts, "a string or a list of strings", "%s: argument 1", who)
+  for k, text in ipairs(texts) do opts.expect(text, opts.string, "%s: text %d", who, k) end
+  local special = o.special_tokens or {}
+  local pattern = files.PATTERNS[o.pattern] or o.pattern
+  local regex, why = regexes.new(pattern, who)
+  if not regex then errors.raise("%s: option 'pattern' is no regular expression: %s", who, why) end
+
+  local vocab, tokens, added, n = {}, {}, {}, 0
+  local function add(token)
+    vocab[token], tokens[n], n = n, token, n + 1
+    return n - 1
+  end
+  for k, text in ipairs(special) do
+    opts.expect(text, opts.string, "%s: special token %d", who, k)
+    if vocab[text] then errors.raise("%s: special token '%s' is given twice", who, text) end
+    added[k] = { id = add(text), content = text, single_word = false, lstrip = false, rstrip = false, normalized = false,
+      special = true }
+  end
+  local chars, id_of, list = {}, {}, {}
+  for b = 0, 255 do chars[b + 1] = bytes.char[b] end
+  table.sort(chars)
+  for _, char in ipairs(chars) do id_of[bytes.byte[char]:byte()] = vocab[char] or add(char) end
+  merges.learn(words_of(texts, regex, id_of), o.vocab_size - n, function(a, b)
+    list[#list + 1] = { tokens[a], tokens[b] }
+    local both = tokens[a] .. tokens[b]
+    return vocab[both] or add(both)
+  end)
+  local null = cjson.null
+  local level = { type = "ByteLevel", add_prefix_space = false, trim_offsets = false, use_regex = false }
+  local text = cjson.encode { version = "1.0", truncation = null, padding = null, normalizer = null,
+    added_tokens = #added > 0 and added or null, decoder = level, post_processor = level,
+    pre_tokenizer = { type = "Sequence", pretokenizers = {
+      { type = "Split", pattern = { Regex = pattern }, behavior = "Isolated", invert = false }, level } },
+    model = { type = "BPE", dropout = null, unk_token = null, continuing_subword_prefix = null, end_of_word_suffix = null,
+      fuse_unk = false, byte_fallback = false, ignore_merges = false, vocab = vocab, merges = list } }
+  return files.from_json((text:gsub('"merges":{}', '"merges":[]')), "trained", {})
+end
+
+return M

@@ -1,0 +1,254 @@
+-- SPDX-License-Identifier: MIT
+--- ms.text.tokenizer: each kind of tokenizer.json, compared with PyPI's tokenizers; other files of the same tokens.
+local cjson = require "cjson"
+local ffi = require "ffi"
+local message = require "spec.support.message"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+
+local DATA = process.root .. "/spec/golden/data/tokenizers/"
+local golden = cjson.decode(process.read(DATA .. "cases.json"))
+local KINDS = { "gpt2", "llama3", "qwen2", "roberta", "llama2", "clip", "bert", "bert_cased" }
+local has_pcre = pcall(ffi.load, "libpcre2-8.so.0")
+local has_forms = pcall(ffi.load, "libutf8proc.so.2")
+local NORMALIZES = { qwen2 = true, clip = true, bert = true, bert_cased = true }
+
+local function open(kind) return ms.text.tokenizer(DATA .. kind .. ".json") end
+local function flat(t) return t:flatten():tolist() end
+local function read(kind) return cjson.decode(process.read(DATA .. kind .. ".json")) end
+
+describe("tokenizer.json", function()
+  if not has_pcre then return pending "this system has no PCRE2" end
+  for _, kind in ipairs(KINDS) do
+    describe("of " .. kind, function()
+      if NORMALIZES[kind] and not has_forms then return pending "this system has no utf8proc" end
+      local t
+      lazy_setup(function() t = open(kind) end)
+
+      it("gives the ids, offsets and texts of the reference", function()
+        for _, case in ipairs(golden[kind].cases) do
+          local ids, more = t:encode(case.text, { offsets = true })
+          assert.are.same(case.ids, flat(ids), case.text)
+          assert.are.same(case.offsets, flat(more.offsets), case.text)
+          assert.are.same(case.ids, flat((t:encode(case.text))), case.text)
+          if not case.decoded:find("\239\191\189", 1, true) then
+            assert.are.equal(case.decoded, t:decode(case.ids), case.text)
+          end
+        end
+      end)
+
+      it("gives the ids and types of a pair", function()
+        local ids, more = t:encode("Hello world", { pair = "the Software" })
+        assert.are.same(golden[kind].pair.ids, flat(ids))
+        assert.are.same(golden[kind].pair.types, flat(more.types))
+      end)
+
+      it("streams whole characters, which together are the text", function()
+        for _, case in ipairs(golden[kind].cases) do
+          local stream, parts = t:stream(), {}
+          for k, id in ipairs(case.ids) do
+            parts[k] = stream:push(id)
+            local is_text = not case.decoded:find("\239\191\189", 1, true)
+            assert.is_nil(is_text and (parts[k]:find "^[\128-\191]" or parts[k]:find "[\194-\244]$") or nil, case.text)
+          end
+          parts[#parts + 1] = stream:finish()
+          assert.are.equal(t:decode(case.ids), table.concat(parts), case.text)
+        end
+      end)
+    end)
+  end
+end)
+
+describe("a tokenizer of ms.text", function()
+  if not has_pcre then return pending "this system has no PCRE2" end
+  local folder
+  before_each(function() folder = process.temp_folder() end)
+  after_each(function() process.remove_folder(folder) end)
+
+  local function write(name, text)
+    process.write(folder .. "/" .. name, text)
+    return folder .. "/" .. name
+  end
+
+  -- The bytes of each token of gpt2.json, by id, without the special one.
+  local function tokens()
+    local t, list = open "gpt2", {}
+    for id = 1, t.vocab_size - 1 do list[id] = t:token(id) end
+    return list
+  end
+
+  it("gives bytes back that are no UTF-8", function()
+    local t = open "gpt2"
+    for _, text in ipairs { "\255", "a\128b", "\194", "x\244\143\191 \237\160\128y", ("\200"):rep(300) } do
+      assert.are.equal(text, t:decode(t:encode(text)))
+      local ids, more = t:encode(text, { offsets = true })
+      assert.are.same(flat((t:encode(text))), flat(ids))
+      assert.are.equal(ids:numel(), more.offsets.shape[1])
+    end
+  end)
+
+  it("is read from vocab.json and merges.txt", function()
+    local saved = read "gpt2"
+    local lines = { "#version: 0.2" }
+    for _, pair in ipairs(saved.model.merges) do lines[#lines + 1] = table.concat(pair, " ") end
+    write("vocab.json", (cjson.encode(saved.model.vocab):gsub("\\/", "/")))
+    write("merges.txt", table.concat(lines, "\n") .. "\n")
+    local t = ms.text.tokenizer(folder)
+    for _, case in ipairs(golden.gpt2.cases) do
+      if not case.text:find "<|end|>" then assert.are.same(case.ids, flat((t:encode(case.text))), case.text) end
+    end
+  end)
+
+  it("is read from a file of tiktoken", function()
+    local encoded = {}
+    local digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    for id, token in ipairs(tokens()) do
+      local code = token:gsub("..?.?", function(s)
+        local a, b, c = s:byte(1, 3)
+        local n, out = a * 65536 + (b or 0) * 256 + (c or 0), ""
+        for k = 3, 0, -1 do
+          local digit = math.floor(n / 64 ^ k) % 64 + 1
+          out = out .. (3 - k > #s and "=" or digits:sub(digit, digit))
+        end
+        return out
+      end)
+      encoded[id] = code .. " " .. id
+    end
+    local path = write("a.tiktoken", table.concat(encoded, "\n") .. "\n")
+    local t = ms.text.tokenizer(path, { pattern = "gpt2", special_tokens = { ["<|end|>"] = 0 } })
+    for _, case in ipairs(golden.gpt2.cases) do assert.are.same(case.ids, flat((t:encode(case.text))), case.text) end
+    process.write(path, "IQ== 0\n!!! 1\n")
+    assert.are.equal(("tokenizer: '%s': line 2 is not a token in base 64 and its rank"):format(path),
+      message(ms.text.tokenizer, path))
+    process.write(path, "IQ== 0\n")
+    assert.are.equal(("tokenizer: '%s' has no token for byte 0"):format(path), message(ms.text.tokenizer, path))
+  end)
+
+  it("is read from the file of Tokenizer:save", function()
+    local text = ("She sells sea shells, 12345 of them! \n\t été \200"):rep(3) .. ("z"):rep(600) .. " " .. ("y"):rep(300)
+    local own = ms.data.train_tokenizer(text, { vocab_size = 300 })
+    own:save(folder .. "/own.json")
+    local t = ms.text.tokenizer(folder .. "/own.json")
+    assert.are.same(own:encode(text):tolist(), flat((t:encode(text))))
+    assert.are.equal(text, t:decode(t:encode(text)))
+  end)
+
+  it("encodes long words as short ones", function()
+    local t, word = open "llama2", ("abcde"):rep(30)
+    local long, short = t:encode(word, { special = false }), t:encode(word:sub(1, 60), { special = false })
+    assert.are.same(short:tolist(), long[{ { 1, short:numel() } }]:tolist())
+    assert.are.equal(5001, #flat((t:encode(("\1"):rep(5000), { special = false }))))
+  end)
+
+  it("reads special tokens in a text, or does not", function()
+    local t = open "gpt2"
+    assert.are.same({ 0 }, flat((t:encode "<|end|>")))
+    assert.are.equal("<|end|>", t:decode(t:encode("<|end|>", { parse = false })))
+    assert.are.equal("", t:decode { 0 })
+    assert.are.equal("<|end|>", t:decode({ 0 }, { special = true }))
+    assert.are.equal(0, t:id "<|end|>")
+    assert.is_nil(t:id "no token")
+  end)
+
+  it("makes batches", function()
+    local t = open "bert"
+    local texts = { "the software", "the", "the software the software the" }
+    local ids, mask = t:encode_batch(texts, { pad_id = 0 })
+    for k, text in ipairs(texts) do
+      local row = t:encode(text)
+      assert.are.same(flat(row), flat(ids[k][{ { 1, row:numel() } }]))
+      assert.are.equal(row:numel(), mask[k]:sum():item())
+    end
+    local left, left_mask = t:encode_batch(texts, { pad_id = 0, side = "left" })
+    local width = left.shape[2]
+    assert.are.equal(3, left[2][width]:item())
+    assert.are.equal(0, left[2][1]:item())
+    assert.is_false(left_mask[2][1]:item())
+    ids, mask = t:encode_batch(texts, { pad_id = 0, max_length = 4, multiple = 8 })
+    assert.are.same({ 3, 8 }, ids.shape)
+    assert.are.same({ 4, 3, 4 }, mask:sum(2):tolist())
+    assert.are.equal(3, ids[3][4]:item())
+    assert.are.same({ 1, 2 }, (t:encode_batch({ "" })).shape)
+  end)
+
+  it("names the tokens of a folder", function()
+    write("tokenizer.json", process.read(DATA .. "roberta.json"))
+    write("tokenizer_config.json", '{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"}')
+    local t = ms.text.tokenizer(folder)
+    assert.are.same({ 0, 2, 1 }, { t.bos_id, t.eos_id, t.pad_id })
+    local ids, mask = t:encode_batch { "", "a b" }
+    assert.are.same({ 0, 2, 1 }, flat(ids[1][{ { 1, 3 } }]))
+    assert.are.equal(2, mask[1]:sum():item())
+  end)
+
+  it("is learned as the reference learns it", function()
+    local text = process.read(process.root .. "/LICENSE")
+    local t = ms.text.train_bpe({ text }, { vocab_size = 300, special_tokens = { "<|end|>" } })
+    local path = folder .. "/tokenizer.json"
+    t:save(path)
+    local other = ms.text.tokenizer(path)
+    for _, o in ipairs { t, other } do
+      assert.are.equal("TextTokenizer(300 tokens)", tostring(o))
+      assert.are.equal(text, o:decode(o:encode(text)))
+      assert.are.same(golden.learned, flat((o:encode "the Software<|end|>")))
+    end
+    assert.are.equal(257, ms.text.train_bpe("", { vocab_size = 500, special_tokens = { "<s>" } }).vocab_size)
+  end)
+
+  it("names what is wrong in a file", function()
+    local right = read "bert"
+    local function wrong(change, expected)
+      local saved = read(type(expected) == "table" and expected[1] or "bert")
+      change(saved)
+      local path = write("tokenizer.json", cjson.encode(saved))
+      assert.are.equal(("tokenizer: '%s': %s"):format(path, type(expected) == "table" and expected[2] or expected),
+        message(ms.text.tokenizer, path))
+    end
+    assert.is_table(right.model)
+    wrong(function(s) s.model = nil end, "model is missing")
+    wrong(function(s) s.model.type = "Markov" end, "model.type is 'Markov', which Moonshard does not have")
+    wrong(function(s) s.model.vocab.the = -1 end,
+      "model.vocab.the is a number (-1), expected a whole number from 0 to 2^24 - 1")
+    wrong(function(s) s.model.unk_token = "?!" end, "model.unk_token is '?!', which vocab lacks")
+    wrong(function(s) s.normalizer = { type = "Upper" } end, "normalizer.type is 'Upper', which Moonshard does not have")
+    wrong(function(s) s.pre_tokenizer = {} end, "pre_tokenizer.type is missing")
+    wrong(function(s) s.added_tokens[2] = "x" end, "added_tokens[2] is a string ('x'), expected a table")
+    wrong(function(s) s.post_processor.single[1].SpecialToken.id = "?" end,
+      "post_processor.single[1].SpecialToken.id is '?', which special_tokens lacks")
+    wrong(function(s) s.model.merges[3] = { "Q", "nope" } end,
+      { "gpt2", "model.merges[3] joins 'Q' and 'nope', of which the second is not in the vocabulary" })
+    wrong(function(s) s.model.merges[1] = "ab" end, { "gpt2", "model.merges[1] is not a pair of tokens" })
+    wrong(function(s) s.pre_tokenizer.pretokenizers[1].pattern.Regex = "(a" end, { "llama3",
+      "pre_tokenizer.pretokenizers[1].pattern is no regular expression: missing closing parenthesis at byte 2" })
+    wrong(function(s) s.model.dropout = 0.1 end,
+      { "gpt2", "model.dropout is a number (0.1), which Moonshard does not have" })
+  end)
+
+  it("reads a truncated file with an error that names it", function()
+    local text = process.read(DATA .. "gpt2.json")
+    local path = folder .. "/tokenizer.json"
+    for k = 0, 20 do
+      process.write(path, text:sub(1, math.floor((#text - 2) * k / 20)))
+      assert.matches("^tokenizer: '" .. path:gsub("%p", "%%%0") .. "'", message(ms.text.tokenizer, path))
+    end
+    assert.matches("^tokenizer: cannot read ", message(ms.text.tokenizer, folder .. "/none"))
+    os.remove(path)
+    assert.are.equal(("tokenizer: folder '%s' has no tokenizer.json, vocab.json or tokenizer.tiktoken"):format(folder),
+      message(ms.text.tokenizer, folder))
+  end)
+
+  it("refuses wrong calls", function()
+    local t = open "gpt2"
+    assert.are.equal("encode: the text is a number (1), expected a string", message(t.encode, t, 1))
+    assert.matches("^encode: self is a string", message(t.encode, "text"))
+    assert.matches("^encode: unknown option 'offset'; did you mean 'offsets'", message(t.encode, t, "a", { offset = true }))
+    assert.are.equal(("decode: id 2 is %d, expected a token's, 0 to %d"):format(t.vocab_size, t.vocab_size - 1),
+      message(t.decode, t, { 1, t.vocab_size }))
+    assert.are.equal("encode_batch: the texts have different lengths and the tokenizer has no pad_id: pass option 'pad_id'",
+      message(t.encode_batch, t, { "a", "the Software" }))
+    assert.are.equal("encode_batch: text 2 is a number (1), expected a string", message(t.encode_batch, t, { "a", 1 }))
+    assert.are.equal("train_bpe: option 'vocab_size' is missing", message(ms.text.train_bpe, "a"))
+    assert.matches("^train_bpe: option 'pattern' is no regular expression: ",
+      message(ms.text.train_bpe, "a", { vocab_size = 300, pattern = "(" }))
+  end)
+end)
