@@ -27,15 +27,6 @@ enum {
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
 };
 
-// Whether a 64-byte vector does not fit in a register: without AVX-512.
-static bool narrow(void)
-{
-    static int known = -1;
-    if (!MS_CLONES) return true;
-    if (MS_UNLIKELY(known < 0)) known = strcmp(ms_cpu_isa(), "v4") != 0;
-    return known;
-}
-
 // The size of the second-level cache in bytes, but at least 256 KiB, as sysconf may return 0.
 static int64_t cache_bytes(void)
 {
@@ -73,29 +64,19 @@ typedef struct gemm_work {
     int64_t sums_rs;
 } gemm_work;
 
-#define EACH_LANE(f, s)                                                                                           \
-    f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7), f(s, 8), f(s, 9), f(s, 10), f(s, 11), \
-        f(s, 12), f(s, 13), f(s, 14), f(s, 15)
 #define REAL float
 #define R(x) x##_f32
-#define LANES 16
 #include "cpu/product/gemm_body.h"
 #include "cpu/product/gemm_small_body.h"
 #undef REAL
 #undef R
-#undef LANES
-#undef EACH_LANE
 
-#define EACH_LANE(f, s) f(s, 0), f(s, 1), f(s, 2), f(s, 3), f(s, 4), f(s, 5), f(s, 6), f(s, 7)
 #define REAL double
 #define R(x) x##_f64
-#define LANES 8
 #include "cpu/product/gemm_body.h"
 #include "cpu/product/gemm_small_body.h"
 #undef REAL
 #undef R
-#undef LANES
-#undef EACH_LANE
 
 // ---- half types: panels in float32 ----------------------------------------------------------------
 
@@ -531,7 +512,7 @@ static bool has_bf16(void)
         known = 0;
 #if defined(__x86_64__)
         __builtin_cpu_init();
-        known = __builtin_cpu_supports("avx512bf16") && !narrow();
+        known = __builtin_cpu_supports("avx512bf16") && strcmp(ms_cpu_isa(), "v4") == 0;
 #endif
     }
     return known;
@@ -541,6 +522,7 @@ ms_status ms__gemm(const ms_gemm *g)
 {
     MS_TRY(ms__check_interrupt());
     if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
+    if (ms__gemm_takes_few(g)) return ms__gemm_few(g);
     if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g))
         return ms__gemm_onednn(g);
     return ms__gemm_own(g);
@@ -548,8 +530,8 @@ ms_status ms__gemm(const ms_gemm *g)
 
 ms_gemm_fn ms__gemm_fn(const ms_gemm *g)
 {
-    ms_gemm_fn direct = NULL;
-    if (g->m > 0 && g->n > 0 && g->k > 0)
+    ms_gemm_fn direct = ms__gemm_takes_few(g) ? ms__gemm_few : NULL;
+    if (!direct && g->m > 0 && g->n > 0 && g->k > 0)
         direct = g->dtype == MS_F32 ? direct_f32(g) : g->dtype == MS_F64 ? direct_f64(g) : NULL;
     return direct ? direct : ms__gemm;
 }

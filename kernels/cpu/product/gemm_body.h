@@ -1,42 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm_body.h -- parts of gemm.c that differ between accumulating types; gemm.c includes it once for each.
-// REAL is the type, R(name) names its functions, and LANES elements fill 64 bytes.
-
-typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
-
-#define SAME(step, l) (l)
-#define LOW(step, l) ((l) & (step) ? (l) - (step) + LANES : (l))
-#define HIGH(step, l) ((l) & (step) ? (l) + LANES : (l) + (step))
-#define STAGE(step)                                                           \
-    _Pragma("GCC unroll 8") for (int l = 0; l < 8; l++)                       \
-    {                                                                         \
-        if (l & (step)) continue;                                             \
-        R(vec) y = x[l], z = x[l + (step)];                                   \
-        x[l] = __builtin_shufflevector(y, z, EACH_LANE(LOW, step));           \
-        x[l + (step)] = __builtin_shufflevector(y, z, EACH_LANE(HIGH, step)); \
-    }
-// LANES columns of 8 numbers become 8 rows of LANES numbers, with the bias added.
-typedef REAL R(oct) __attribute__((vector_size(8 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
-static inline __attribute__((always_inline)) void R(store_columns)(REAL *out, int64_t out_rs, int64_t rows,
-                                                                   const R(oct) * in, const REAL *bias)
-{
-    R(vec) x[8], e = bias ? *(const R(vec) *)bias : (R(vec)) { 0 };
-#pragma GCC unroll 8
-    for (int l = 0; l < 8; l++)  // column l in the lower half of x[l], column l + 8 in the upper
-        x[l] = __builtin_shufflevector(in[l], in[(l + 8) % LANES], EACH_LANE(SAME, 0));
-    STAGE(4)
-    STAGE(2)
-    STAGE(1)
-#pragma GCC unroll 8
-    for (int l = 0; l < 8; l++) {
-        if (bias) x[l] += e;
-        if (l < rows) *(R(vec) *)(out + l * out_rs) = x[l];
-    }
-}
-#undef STAGE
-#undef LOW
-#undef HIGH
-#undef SAME
+// REAL is the type, R(name) names its functions.
 
 // Computes rows [i, i + rows) of the current rows by n columns from j on. Rows of A that are not packed are read in
 // place.

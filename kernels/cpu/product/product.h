@@ -10,13 +10,6 @@
 
 #include "ops/op.h"
 
-// For a function that is called only with AVX-512.
-#if MS_CLONES
-#define WIDE_KERNEL __attribute__((target("arch=x86-64-v4")))
-#else
-#define WIDE_KERNEL
-#endif
-
 typedef struct ms_gemm {
     int dtype;  // of a, b, bias and c
     int64_t m, n, k;
@@ -42,6 +35,8 @@ ms_gemm_fn ms__gemm_fn(const ms_gemm *g);
 // The implementations. own: every floating-point dtype. onednn: what ms__onednn_takes accepts.
 ms_status ms__gemm_own(const ms_gemm *g);
 ms_status ms__gemm_onednn(const ms_gemm *g);
+ms_status ms__gemm_few(const ms_gemm *g);      // what ms__gemm_takes_few accepts
+bool ms__gemm_takes_few(const ms_gemm *g);     // up to 16 rows times a weight with contiguous rows
 bool ms__onednn_takes(const ms_gemm *g);       // float32 and, with AVX-512, bfloat16; contiguous rows or columns
 ms_status ms__gemm_integer(const ms_gemm *g);  // all integer dtypes: exact, overflow wraps around; no bias
 

@@ -19,6 +19,7 @@ double probe_fma_float32(double seconds);
 double probe_fma_bfloat16(double seconds);
 double probe_amx_bfloat16(double seconds);
 double probe_copy(void *to, const void *from, double bytes);
+double probe_read(const void *from, double bytes, int threads);
 void  *probe_memory(double bytes);
 void   probe_free(void *p);
 double probe_now(void);
@@ -76,6 +77,13 @@ function M.copy_rate(bytes, opts)
   local s = M.statistics(list)
   return 2 * bytes / s.best, 2 * bytes / s.median
 end
+
+--- Seconds to read memory once, divided between threads.
+---@param from ffi.cdata*
+---@param bytes number
+---@param threads integer
+---@return number
+function M.read(from, bytes, threads) return probe.probe_read(from, bytes, threads) end
 
 --- Parses the options of a benchmark: quick, check, runs, and the options in `more` (names with their defaults). --help
 --- prints the head of the script and exits.

@@ -5,6 +5,7 @@
 // one thread; if all ranks call it at the same time, it measures the rate of each with all of them active.
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,6 +183,46 @@ EXPORT double probe_copy(void *to, const void *from, double bytes)
     double t = now();
     memcpy(to, from, (size_t)bytes);
     return now() - t;
+}
+
+typedef struct reader {
+    const uint64_t *from;
+    size_t lines;
+    uint64_t sum;
+} reader;
+
+// Reads cache lines in order, as integers: a sum of floats would wait for its own latency.
+static void *read_lines(void *arg)
+{
+    reader *r = arg;
+    uint64_t s[8] = { 0 };
+    for (size_t k = 0; k < r->lines; k++) {
+        __builtin_prefetch(r->from + 8 * k + 1024);
+        for (int q = 0; q < 8; q++) s[q] += r->from[8 * k + q];
+    }
+    for (int q = 0; q < 8; q++) r->sum += s[q];
+    return NULL;
+}
+
+// Seconds to read `bytes` once, divided between threads.
+EXPORT double probe_read(const void *from, double bytes, int threads)
+{
+    enum { MOST = 64 };
+    reader list[MOST] = { 0 };
+    pthread_t other[MOST];
+    size_t lines = (size_t)bytes / 64;
+    if (threads > MOST) threads = MOST;
+    double t = now();
+    for (int k = 0; k < threads; k++) {
+        size_t first = lines * (size_t)k / (size_t)threads, last = lines * (size_t)(k + 1) / (size_t)threads;
+        list[k] = (reader) { (const uint64_t *)from + 8 * first, last - first, 0 };
+        if (k > 0 && pthread_create(&other[k], NULL, read_lines, &list[k]) != 0) return -1;
+    }
+    read_lines(&list[0]);
+    for (int k = 1; k < threads; k++) pthread_join(other[k], NULL);
+    t = now() - t;
+    for (int k = 0; k < threads; k++) sink = (float)list[k].sum;
+    return t;
 }
 
 // Memory for copies: page-aligned, touched by this thread, filled with numbers that do not compress.

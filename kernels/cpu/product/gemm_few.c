@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/gemm_few.c -- products of up to 16 rows with a weight whose rows are contiguous, y = x W^T: what decoding
+// a language model consists of. Nothing is packed, because the weight is read once: a packed copy would take longer
+// than the product. The limit is the memory's rate.
+//
+// An element of the result is a dot product. Lane l of LANES (16; 8 in float64) sums the products of positions l,
+// l + LANES, ... in order; then lanes l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1. Half types and int8
+// are converted to float32 in registers, or, for many rows, once into a buffer in the first-level cache. The bits of a
+// row depend neither on the other rows nor on the number of threads, and not on the processor's level either, except
+// that level 1 has no fma.
+//
+// Built with -ffp-contract=fast, as gemm.c.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#include "cpu/elementwise/loops.h"
+#include "cpu/product/product.h"
+
+enum {
+    FEW_ROWS = 16,
+    BLOCK = 48,            // columns computed together: whole tiles on every level
+    SHARE = 32 << 10,      // numbers of the weight that a thread reads at a time, at least
+    DEPTH_BYTES = 2 << 10  // depth, in bytes of the accumulating type, of the parts of the weight that many rows read
+};
+
+typedef struct few_work few_work;
+typedef void (*few_block_fn)(const few_work *f, int64_t j, int64_t n);
+struct few_work {
+    int64_t m, n, k;
+    const char *w;   // the rows of the weight, one for each column of the product,
+    int64_t w_step;  // and the bytes from one to the next
+    int w_dtype;
+    const void *x;  // in the accumulating type, contiguous rows
+    int64_t x_rs;
+    const void *x_last;  // the last k % LANES numbers of each row, padded with zeros to LANES
+    int dtype;           // of the bias and the result
+    const void *bias;    // NULL: none
+    const float *scale;  // a factor for each column; NULL: none
+    void *c;
+    int64_t c_rs, c_cs;
+    few_block_fn block;
+};
+
+#define SIZE_OF(dtype, REAL) \
+    ((dtype) == MS_I8 ? 1 : (dtype) == MS_F16 || (dtype) == MS_BF16 ? 2 : (int64_t)sizeof(REAL))
+
+// The loads of STEP numbers as float32. __builtin_convertvector, which the last level uses, becomes five shuffles in
+// GCC 12 where AVX-512 and AVX2 have one instruction.
+#if MS_CLONES
+#define VEC 64
+#define ROWS 4
+#define COLS 6
+#define TARGET __attribute__((target("arch=x86-64-v4")))
+#define LEVEL(x) x##_v4
+#define LOAD_BF16(p) (L(vec)) _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16)
+#define LOAD_F16(p) (L(vec)) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p)))
+#define LOAD_I8(p) (L(vec)) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(p))))
+#include "cpu/product/gemm_few_types.h"
+#define VEC 32
+#define ROWS 4
+#define COLS 3
+#define TARGET __attribute__((target("arch=x86-64-v3")))
+#define LEVEL(x) x##_v3
+#define LOAD_BF16(p) (L(vec)) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16)
+#define LOAD_F16(p) (L(vec)) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
+#define LOAD_I8(p) (L(vec)) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p))))
+#include "cpu/product/gemm_few_types.h"
+#endif
+typedef uint16_t few_halves __attribute__((vector_size(8), aligned(1), may_alias));
+typedef uint32_t few_words __attribute__((vector_size(16)));
+typedef int8_t few_bytes __attribute__((vector_size(4), aligned(1), may_alias));
+typedef int32_t few_numbers __attribute__((vector_size(16)));
+typedef float few_floats __attribute__((vector_size(16)));
+#define VEC 16
+#define ROWS 4
+#if defined(__x86_64__)
+#define COLS 3
+#else
+#define COLS 6  // 32 registers
+#endif
+#define TARGET
+#define LEVEL(x) x##_v1
+#define LOAD_BF16(p) (L(vec))(__builtin_convertvector(*(const few_halves *)(p), few_words) << 16)
+#define LOAD_I8(p) __builtin_convertvector(__builtin_convertvector(*(const few_bytes *)(p), few_numbers), few_floats)
+#include "cpu/product/gemm_few_types.h"
+
+static few_block_fn block_of(int dtype)
+{
+#if MS_CLONES
+    static int level = -1;
+    if (MS_UNLIKELY(level < 0)) level = ms_cpu_isa()[1] - '0';
+    if (level == 4) return few_block_v4(dtype);
+    if (level == 3) return few_block_v3(dtype);
+#endif
+    return few_block_v1(dtype);
+}
+
+static void few_task(void *arg, int64_t first, int64_t last, int64_t unused)
+{
+    const few_work *f = arg;
+    (void)unused;
+    for (int64_t j = first / f->k, stop = last / f->k; j < stop; j += BLOCK)
+        f->block(f, j, stop - j < BLOCK ? stop - j : BLOCK);
+}
+
+// Computes f, of which everything but x_last and block is set.
+static void run_few(few_work *f)
+{
+    char last[FEW_ROWS * 64] __attribute__((aligned(64))) = { 0 };
+    int64_t size = f->w_dtype == MS_F64 ? 8 : 4, lanes = 64 / size, rest = f->k % lanes;
+    for (int64_t i = 0; i < f->m && rest; i++)
+        memcpy(last + i * 64, (const char *)f->x + (i * f->x_rs + f->k - rest) * size, (size_t)(rest * size));
+    f->x_last = last;
+    f->block = block_of(f->w_dtype);
+    int64_t columns = (SHARE / f->k / BLOCK + 1) * BLOCK;
+    ms__parallel(f->n * f->k, columns * f->k, few_task, f);
+}
+
+// Describes g as a product of few rows. One of a few columns is the transposed product of as many rows.
+static bool few_of(const ms_gemm *g, few_work *f, ms_matrix *x)
+{
+    int64_t size = ms__dtype_size(g->dtype);
+    if (!ms__is_float(g->dtype) || g->m == 0 || g->n == 0 || g->k == 0) return false;
+    if (g->m <= FEW_ROWS && g->b_rs == 1 && g->b_cs != 1 && (g->k >= 16 || g->m <= 4)) {
+        *f = (few_work) {
+            .m = g->m, .n = g->n, .w = g->b, .w_step = g->b_cs * size, .bias = g->bias, .c_rs = g->c_rs, .c_cs = 1
+        };
+        *x = (ms_matrix) { g->a, g->a_rs, g->a_cs, g->dtype };
+    } else if (g->n <= FEW_ROWS && g->m > FEW_ROWS && g->a_cs == 1 && g->k >= 16 && !g->bias) {
+        *f = (few_work) { .m = g->n, .n = g->m, .w = g->a, .w_step = g->a_rs * size, .c_rs = 1, .c_cs = g->c_rs };
+        *x = (ms_matrix) { g->b, g->b_cs, g->b_rs, g->dtype };
+    } else return false;
+    f->k = g->k;
+    f->dtype = f->w_dtype = g->dtype;
+    f->c = g->c;
+    return true;
+}
+
+bool ms__gemm_takes_few(const ms_gemm *g)
+{
+    few_work f;
+    ms_matrix x;
+    return few_of(g, &f, &x);
+}
+
+ms_status ms__gemm_few(const ms_gemm *g)
+{
+    few_work f = { 0 };
+    ms_matrix x = { 0 };
+    ms_block *copy = NULL;
+    few_of(g, &f, &x);
+    f.x = x.data;
+    f.x_rs = x.rs;
+    if (ms__is_half(g->dtype) || x.cs != 1) {
+        int64_t size = ms__dtype_size(g->dtype), to = g->dtype == MS_F64 ? 8 : 4;
+        MS_TRY(ms__alloc_scratch(&copy, (size_t)(f.m * f.k * to), g->what));
+        for (int64_t i = 0; i < f.m; i++)
+            ms__load(ms__class_of(g->dtype), g->dtype, f.k, (char *)copy->data + i * f.k * to,
+                     (const char *)x.data + i * x.rs * size, x.cs * size);
+        f.x = copy->data;
+        f.x_rs = f.k;
+    }
+    run_few(&f);
+    if (copy) ms__free(copy);
+    return MS_OK;
+}

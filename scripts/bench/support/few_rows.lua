@@ -1,0 +1,78 @@
+-- SPDX-License-Identifier: MIT
+--- scripts/bench/gemm --rows: y = x W^T with few rows of x, as in decoding. Such a product reads W once, so its bar is
+--- a share of the rate at which this machine reads memory. Each run goes over as many copies of W as fill BYTES, so
+--- that W comes from memory, not from a cache, and the read rate is measured over the same bytes with as many threads
+--- in the same run. (A processor with a larger third-level cache serves both partly from there.) Above some number of
+--- rows the limit is arithmetic, not memory: then the bar is a share of that.
+---
+--- Where PyTorch is installed (python3, or the interpreter that MOONSHARD_PEER_PYTHON names), its products over as many
+--- copies follow (support/peer_few_rows.py).
+local support = require "bench"
+local ms = require "moonshard"
+local ffi = require "ffi"
+
+local BYTES = 512 * 2 ^ 20
+local SHAPES = { { 768, 3072 }, { 4096, 4096 } }       -- columns of x, columns of y
+local SIZE = { float32 = 4, bfloat16 = 2, float16 = 2 }
+
+local function words(text)
+  local list = {}
+  for word in text:gmatch "[^,]+" do list[#list + 1] = tonumber(word) or word end
+  return list
+end
+
+-- Seconds of each case in PyTorch, by the names of the cases.
+local function peer_seconds(bench, root, names, copies)
+  local python = os.getenv "MOONSHARD_PEER_PYTHON" or "python3"
+  if bench.quick or os.execute(("'%s' -c 'import torch' 2>/dev/null"):format(python)) ~= 0 then return {} end
+  local pipe = io.popen(("'%s' '%sscripts/bench/support/peer_few_rows.py' %d '%s'"):format(python, root, copies,
+    table.concat(names, "' '")))
+  local times = {}
+  for line in pipe:lines() do
+    local seconds, name = line:match "^seconds (%S+) (.+)$"
+    if seconds then times[name] = tonumber(seconds) end
+  end
+  pipe:close()
+  return times
+end
+
+---@param bench Bench
+---@param root string
+return function(bench, root)
+  local given, bytes = bench.given, bench.quick and 2 ^ 21 or BYTES
+  for _, threads in ipairs(words(given.threads)) do
+    ms.set_num_threads(threads)
+    for _, shape in ipairs(SHAPES) do
+      local k, n = unpack(shape)
+      for _, dtype in ipairs(words(given.types)) do
+        local copies = math.max(1, math.floor(bytes / (k * n * SIZE[dtype])))
+        local all, used = ms.empty(copies, n, k, { dtype = dtype }), copies * k * n * SIZE[dtype]
+        all:copy_((ms.randn(1, n, k) / math.sqrt(k)):to(dtype))
+        local from, views = ffi.cast("const char *", support.pointer(all)), {}
+        for c = 1, copies do views[c] = all:select(1, c) end
+        local names, cases = {}, { { ("read %s %d x %d, %d threads"):format(dtype, k, n, threads),
+          function() support.read(from, used, threads) end, bytes = used } }
+        for _, rows in ipairs(words(given.rows)) do
+          local x = ms.randn(rows, k):to(dtype)
+          names[#names + 1] = ("%s %d %d %d %d"):format(dtype, rows, k, n, threads)
+          cases[#cases + 1] = { ("%s %d rows, %d x %d, %d threads"):format(dtype, rows, k, n, threads), bytes = used,
+            flops = 2 * rows * k * n * copies, function()
+              for c = 1, copies do ms.scope(function() ms.nn.F.linear(x, views[c]) end) end
+            end }
+        end
+        local results = bench:alternate(cases, { runs = 7 })
+        local peer = peer_seconds(bench, root, names, copies)
+        local memory = results[cases[1][1]].best
+        for c = 2, #cases do
+          local own = results[cases[c][1]]
+          local limit = math.max(memory, cases[c].flops / (bench.fma_float32 * threads))
+          bench:bar(cases[c][1] .. ", limit / time", limit / own.best, ">=", 0.8)
+          bench:print(("# %.2f of the memory's rate"):format(memory / own.best))
+          local theirs = peer[names[c - 1]]
+          if theirs then bench:bar(cases[c][1] .. ", PyTorch's time / ours", theirs / own.best, ">=", 1.2) end
+        end
+        all:release()
+      end
+    end
+  end
+end
