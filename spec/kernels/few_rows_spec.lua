@@ -70,12 +70,17 @@ describe("products of few rows:", function()
       local ok, message = pcall(ms.no_grad, function()
         for _, size in ipairs { { 333, 400 }, { 1500, 101 } } do
           local k, n = unpack(size)
-          local x, w, first = ms.randn(16, k):to(dtype), ms.randn(n, k):to(dtype), nil
+          local x, w, first, first_beside = ms.randn(16, k):to(dtype), ms.randn(n, k):to(dtype), nil, nil
+          local beside = w:t():contiguous()                       -- columns are contiguous
           for _, t in ipairs { 1, 2, 5 } do
             ms.set_num_threads(t)
             local y = x:matmul(w:t())
             first = first or bits(y)
             assert(bits(y) == first, ("other bits with %d threads"):format(t))
+            local same = x:matmul(beside)
+            first_beside = first_beside or bits(same)
+            assert(bits(same) == first_beside, ("other bits of x W with %d threads"):format(t))
+            compare(same, expected(x, w), x, w, "x W")
             for _, m in ipairs { 1, 2, 5, 11 } do
               local some = x:narrow(1, 4, m):matmul(w:t())
               assert(bits(some) == bits(y:narrow(1, 4, m)), ("%d rows, %d threads"):format(m, t))

@@ -8,10 +8,27 @@ static bool R(is_small)(const ms_gemm *g)
     return (double)g->m * (double)g->n * (double)g->k <= SMALL || (g->m <= 16 && g->b_cs == 1);
 }
 
+static void R(strip_task)(void *arg, int64_t first, int64_t last, int64_t unused)
+{
+    const ms_gemm *g = arg;
+    int64_t j = first / g->k;
+    const R(ms_operands) o = { g->a,    g->a_rs,          g->a_cs, (const REAL *)g->b + j,
+                               g->b_rs, (REAL *)g->c + j, g->c_rs, g->bias ? (const REAL *)g->bias + j : NULL,
+                               false };
+    (void)unused;
+    R(ms__tiles)()->strip(last / g->k - j, g->m, g->k, &o);
+}
+
+// The first n columns, a multiple of lanes: whole panels for each thread, of at least SMALL numbers of B.
+static void R(strips)(const ms_gemm *g, int64_t n)
+{
+    int64_t wide = R(ms__tiles)()->wide, columns = (SMALL / g->k / wide + 1) * wide;
+    ms__parallel(n * g->k, columns * g->k, R(strip_task), (void *)g);
+}
+
 static ms_status R(all_strips)(const ms_gemm *g)
 {
-    const R(ms_operands) o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
-    R(ms__tiles)()->strip(g->n, g->m, g->k, &o);
+    R(strips)(g, g->n);
     return MS_OK;
 }
 
@@ -36,7 +53,7 @@ static bool R(small)(const ms_gemm *g)
 
     if (!R(is_small)(g) || wide * g->k > (int64_t)(sizeof pad / sizeof *pad)) return false;
     R(ms_operands) o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
-    t->strip(full, g->m, g->k, &o);
+    R(strips)(g, full);
     t->pack(pad, wide, &(ms_matrix) { .data = o.b + full * g->b_cs, .rs = g->b_rs, .cs = g->b_cs }, g->k, n - full);
     o.b = pad;
     o.b_rs = wide;
