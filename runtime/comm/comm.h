@@ -14,8 +14,9 @@ int ms__group_size(const ms_group *g);
 // memory. ms__group_stays: for that reason, or because the transport's library (NCCL) moves the bytes.
 bool ms__group_maps(const ms_group *g);
 bool ms__group_stays(const ms_group *g);
-ms_group *ms__group_world(void);       // the world; before dist.init it has one rank
-ms_group *ms__group_by_id(double id);  // NULL with the error set
+bool ms__group_near(const ms_group *g);  // whether all members are on this node
+ms_group *ms__group_world(void);         // the world; before dist.init it has one rank
+ms_group *ms__group_by_id(double id);    // NULL with the error set
 // Keeps g's address valid until ms__group_release; g may be NULL. Collectives of g fail after dist.free_group.
 ms_group *ms__group_hold(ms_group *g);
 void ms__group_release(ms_group *g);

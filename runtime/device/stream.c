@@ -53,16 +53,17 @@ struct ms_stream {
     bool started;
     pthread_t thread;
     ms_record *first, *last;  // the queue; protected by lock
-    ms_pending **waits;       // events that the next record waits for
+    pthread_cond_t work_there;
+    ms_pending **waits;  // events that the next record waits for
     int n_waits, cap_waits;
 };
 
 static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
-                                         { .kind = MS_STREAM_GATHER },
-                                         { .kind = MS_STREAM_REDUCE },
-                                         { .kind = MS_STREAM_COPY } };
+                                         { .kind = MS_STREAM_GATHER, .work_there = PTHREAD_COND_INITIALIZER },
+                                         { .kind = MS_STREAM_REDUCE, .work_there = PTHREAD_COND_INITIALIZER },
+                                         { .kind = MS_STREAM_COPY, .work_there = PTHREAD_COND_INITIALIZER } };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t work_done = PTHREAD_COND_INITIALIZER;
 static ms_record *finished, *finished_last;  // oldest first; protected by lock
 static atomic_int n_finished,
     n_queued;  // n_finished: finished records, not reaped yet; n_queued: records waiting or running
@@ -118,7 +119,7 @@ static void *worker(void *arg)
     ms__trace_lane((int)s->kind);
     pthread_mutex_lock(&lock);
     for (;;) {
-        while (!s->first) pthread_cond_wait(&work_there, &lock);
+        while (!s->first) pthread_cond_wait(&s->work_there, &lock);
         ms_record *r = s->first;
         pthread_mutex_unlock(&lock);
 
@@ -271,7 +272,7 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     if (s->last) s->last->next = r;
     else s->first = r;
     s->last = r;
-    pthread_cond_broadcast(&work_there);
+    pthread_cond_signal(&s->work_there);
     pthread_mutex_unlock(&lock);
     return MS_OK;
 }

@@ -205,7 +205,10 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     u->state.gathered_from = ms__unit_versions(u);
     if (nothing) return MS_OK;
     ms_storage *from = u->memory.shard;
-    ms_stream_kind stream = early ? MS_STREAM_GATHER : MS_STREAM_COMPUTE;
+    // A script's asynchronous call never waits for the peers.
+    ms_stream_kind stream = !early       ? MS_STREAM_COMPUTE
+                            : prefetched ? ms__unit_stream(u, u->group, MS_STREAM_GATHER, u->memory.gather_bytes)
+                                         : MS_STREAM_GATHER;
     bool post = post_serves(u);
     ms_status st = ms__storage_sync(post ? u->memory.post : u->memory.shard, false);
     if (st == MS_OK) st = ms__storage_refill(u->memory.gather_buffer, "fsdp: gathered parameters");

@@ -181,6 +181,10 @@ ms_status ms__unit_handle_new(unit *u);
 void ms__unit_handle_drop(double handle);
 bool ms__unit_idle(const unit *u);  // whether no forward, backward or summon of u is in progress
 ms_label ms__unit_label(const unit *u, const char *name);
+// The stream for a collective of u that would overlap with computations on `queue` and writes `bytes` on all ranks
+// together. Small collectives on one node run on the compute stream: they take less time than handing them over to a
+// worker.
+ms_stream_kind ms__unit_stream(const unit *u, const ms_group *g, ms_stream_kind queue, size_t bytes);
 void ms__unit_accumulates(unit *u);  // records that this backward's gradients are not reduced, but kept for a later one
 // Lists the names of u's parameters, each with the device unless that is NULL; of those that do not fit, the number.
 void ms__unit_list(const unit *u, const char *device, char *to, size_t size);

@@ -6,15 +6,16 @@
 local assert = require "luassert"
 
 -- In the first run, milliseconds of a collective's delay (DELAY) and of a layer's forward (LAYER; its backward takes
--- twice that). LAYERS: number of layers.
-local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }
+-- twice that). LAYERS: number of layers. WIDTH: of a layer, whose unit is too large to be gathered at once, without
+-- overlap.
+local M = { DELAY = 40, LAYER = 50, LAYERS = 3, WIDTH = 160 }
 
 --- The layers, and the list of their sleep times.
 ---@param device? string  (default: "cpu"); on cuda the GPU's stream sleeps, and the host runs ahead of it
 function M.layers(device)
   local LinearWithSleep = require("spec.support.models.linear_with_sleep").LinearWithSleep
   local layers, naps = {}, {}
-  for k = 1, M.LAYERS do layers[k] = LinearWithSleep(4, 0, naps):to(device or "cpu") end
+  for k = 1, M.LAYERS do layers[k] = LinearWithSleep(M.WIDTH, 0, naps):to(device or "cpu") end
   return layers, naps
 end
 
@@ -41,7 +42,7 @@ function M.exposed(model, layers, naps, want, before)
   local dist, lib = ms.dist, require("moonshard.core.ffi").lib
   local device = model:parameters()[1].device
   local there = device:find "^cuda" ~= nil
-  local x = ms.rand(2, 4, { requires_grad = true, device = device })
+  local x = ms.rand(2, M.WIDTH, { requires_grad = true, device = device })
   for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- records the order of the units
   local best = { math.huge, math.huge }
   local function off(phase) return math.abs(best[phase] - want[phase]) end

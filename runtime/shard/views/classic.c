@@ -214,7 +214,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
         bool narrow = h->kind == MS_COMM_LOW || u->settings.reduce_dtype >= 0;  // the script chose the sum's dtype
         ms_request blocks = { .group = scatter,
                               .op = MS_DIST_REDUCE_SCATTER,
-                              .stream = MS_STREAM_REDUCE,
+                              .stream = ms__unit_stream(u, scatter, MS_STREAM_REDUCE, ms__nbytes(r.in)),
                               .in = r.in,
                               .out = r.out,
                               .narrow = narrow,

@@ -327,7 +327,8 @@ static ms_request request_of(unit *u, const reduction *r, char *words, size_t si
                            .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
                            .scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1,
                            .narrow = u->settings.reduce_dtype >= 0,
-                           .stream = MS_STREAM_REDUCE,
+                           .stream =
+                               ms__unit_stream(u, u->group, MS_STREAM_REDUCE, ms__nbytes(r->out) * (size_t)u->world),
                            .in = r->in,
                            .out = r->out,
                            .label = ms__unit_label(u, ms__unit_reduced_name(u)) };

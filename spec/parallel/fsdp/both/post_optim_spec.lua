@@ -13,13 +13,13 @@ local WRAPS = {
 }
 
 ranks.describe(2, "the event after the optimizer's step", function()
-  -- A slow layer outside of any unit, followed by a small unit.
+  -- A slow layer outside of any unit, followed by a unit.
   local function make()
     local ms = require "moonshard"
-    local naps = {}
-    local slow = require("spec.support.models.linear_with_sleep").LinearWithSleep(4, 0, naps)
-    local unit = WRAPS[1][2](ms.nn.Linear(4, 4))
-    return require "spec.support.overlap", ms.nn.Sequential(slow, unit), { slow }, naps, unit
+    local overlap, naps = require "spec.support.overlap", {}
+    local slow = require("spec.support.models.linear_with_sleep").LinearWithSleep(overlap.WIDTH, 0, naps)
+    local unit = WRAPS[1][2](ms.nn.Linear(overlap.WIDTH, overlap.WIDTH))
+    return overlap, ms.nn.Sequential(slow, unit), { slow }, naps, unit
   end
 
   it("overlaps the gather of a unit after a slow layer with that layer", function()
