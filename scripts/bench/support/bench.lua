@@ -23,6 +23,7 @@ double probe_read(const void *from, double bytes, int threads);
 void  *probe_memory(double bytes);
 void   probe_free(void *p);
 double probe_now(void);
+double probe_handover(int rounds);
 double probe_direct(const char *path, double bytes, double chunk, int write);
 ]]
 
@@ -84,6 +85,9 @@ end
 ---@param threads integer
 ---@return number
 function M.read(from, bytes, threads) return probe.probe_read(from, bytes, threads) end
+
+--- Seconds from a write to a pipe until the thread that sleeps in reading it runs: the unit for latencies.
+function M.handover() return probe.probe_handover(2000) end
 
 --- Parses the options of a benchmark: quick, check, runs, and the options in `more` (names with their defaults). --help
 --- prints the head of the script and exits.
@@ -170,6 +174,13 @@ function M.direct(path, bytes, write)
   return seconds > 0 and seconds or nil
 end
 
+-- Limits PyTorch, oneDNN and MKL to the instructions that MOONSHARD_ISA leaves our kernels.
+local LEVELS = {
+  v1 = "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2",
+  v2 = "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2",
+  v3 = "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2",
+}
+
 --- Starts a benchmark: reads its options, measures and prints the machine's rates.
 --- opts: silent (a rank that does not print), sync (barrier for the copy rate), options (as for M.options).
 ---@return Bench
@@ -193,6 +204,28 @@ function Bench:print(line)
   if not self.silent then
     io.stdout:write(line, "\n")
     io.stdout:flush()
+  end
+end
+
+--- The peer, PyTorch, where it is installed (python3, or the interpreter that MOONSHARD_PEER_PYTHON names): prints its
+--- version and returns a function that runs support/NAME with a list of words and returns what it prints; nil without
+--- PyTorch. The program does not inherit the environment, so that Open MPI's variables do not reach it.
+---@param name string
+---@return (fun(words: (string|number)[]): string)?
+function Bench:peer(name)
+  local command = ("env -i PATH=\"$PATH\" HOME=\"$HOME\" %s '%s' "):format(LEVELS[os.getenv "MOONSHARD_ISA"] or "",
+    os.getenv "MOONSHARD_PEER_PYTHON" or "python3")
+  local function output(words)
+    local pipe = io.popen(command .. words)
+    local text = pipe:read "*a"
+    pipe:close()
+    return text
+  end
+  local version = output "-c 'import torch; print(torch.__version__)' 2>/dev/null"
+  if version == "" then return nil end
+  self:print("# peer: PyTorch " .. version:match "^[%d.]+")
+  return function(words)
+    return output(("'%sscripts/bench/support/%s' %s"):format(here, name, table.concat(words, " ")))
   end
 end
 

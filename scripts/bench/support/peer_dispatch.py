@@ -13,7 +13,7 @@ torch.manual_seed(1)
 for layers in 2, 12:
     parts = [part for _ in range(layers) for part in (nn.Linear(32, 32), nn.ReLU())][:-1]
     model, x, y = nn.Sequential(*parts), torch.randn(8, 32), torch.randn(8, 32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     for _ in range(2):
         start = time.perf_counter()
         for _ in range(steps):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """scripts/bench/step's model in PyTorch, with its fastest parts for CPUs: GPT-2's shape, tied head, fused attention,
-foreach AdamW; several ranks as DistributedDataParallel over gloo (its FSDP has no reduce-scatter there). bfloat16 is
+fused AdamW; several ranks as DistributedDataParallel over gloo (its FSDP has no reduce-scatter there). bfloat16 is
 autocast: parameters, gradients and optimizer state stay float32, as in our run. Prints `step SECONDS` for each step,
 on the slowest rank, and with --adamw 1 `adamw SECONDS`."""
 import argparse
@@ -72,7 +72,7 @@ def train(rank, o, port):
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=o.ranks)
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids, targets = (torch.randint(0, o.vocab, (o.batch, o.length)) for _ in range(2))
     times = torch.zeros(o.runs + 2, dtype=torch.float64)
     # The first two warm up (DDP rebuilds its buckets after the first).

@@ -26,6 +26,36 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+// Seconds in which a thread that sleeps in a read learns that another has written to its pipe: half of the best round
+// trip. Returns 0 if there are no pipes or threads.
+static void *echo(void *arg)
+{
+    const int *fd = arg;
+    char c;
+    while (read(fd[0], &c, 1) == 1 && write(fd[3], &c, 1) == 1) {}
+    return NULL;
+}
+
+EXPORT double probe_handover(int rounds)
+{
+    int fd[4];  // two pipes: to the other thread, and back
+    pthread_t other;
+    if (pipe(fd) != 0) return 0;
+    if (pipe(fd + 2) != 0 || pthread_create(&other, NULL, echo, fd) != 0) return 0;
+    double best = 1;
+    char c = 0;
+    for (int k = 0; k < rounds; k++) {
+        double t = now();
+        if (write(fd[1], &c, 1) != 1 || read(fd[2], &c, 1) != 1) break;
+        t = now() - t;
+        if (t < best) best = t;
+    }
+    close(fd[1]);
+    pthread_join(other, NULL);
+    close(fd[0]), close(fd[2]), close(fd[3]);
+    return best / 2;
+}
+
 // A sink that the compiler cannot optimise away.
 static volatile float sink;
 
