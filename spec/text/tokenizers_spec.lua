@@ -8,7 +8,7 @@ local process = require "spec.support.process"
 
 local DATA = process.root .. "/spec/golden/data/tokenizers/"
 local golden = cjson.decode(process.read(DATA .. "cases.json"))
-local KINDS = { "gpt2", "llama3", "qwen2", "roberta", "llama2", "clip", "bert", "bert_cased" }
+local KINDS = { "gpt2", "llama3", "qwen2", "roberta", "llama2", "clip", "bert", "bert_cased", "t5" }
 local has_pcre = pcall(ffi.load, "libpcre2-8.so.0")
 local has_forms = pcall(ffi.load, "libutf8proc.so.2")
 local NORMALIZES = { qwen2 = true, clip = true, bert = true, bert_cased = true }
@@ -220,6 +220,10 @@ describe("a tokenizer of ms.text", function()
     wrong(function(s) s.model.merges[1] = "ab" end, { "gpt2", "model.merges[1] is not a pair of tokens" })
     wrong(function(s) s.pre_tokenizer.pretokenizers[1].pattern.Regex = "(a" end, { "llama3",
       "pre_tokenizer.pretokenizers[1].pattern is no regular expression: missing closing parenthesis at byte 2" })
+    wrong(function(s) s.normalizer.normalizers[1].precompiled_charsmap = "////fwAA" end,
+      { "t5", "normalizer.normalizers[1].precompiled_charsmap is damaged: its trie has no end" })
+    wrong(function(s) s.model.vocab[4] = { "a" } end, { "t5", "model.vocab[4][2] is missing" })
+    wrong(function(s) s.model.unk_id = 999999 end, { "t5", "model.unk_id is 999999, but vocab ends before" })
     wrong(function(s) s.model.dropout = 0.1 end,
       { "gpt2", "model.dropout is a number (0.1), which Moonshard does not have" })
   end)

@@ -101,33 +101,12 @@ local function from_pair(vocab_path, merges_path, named)
     by_pattern(splitters.GPT2, vocab_path), special, named)
 end
 
-local DIGITS = {}
-for k = 0, 63 do
-  DIGITS[("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):byte(k + 1)] = k
-end
-
--- The bytes of a text in base 64; nil if it is not.
-local function from_base64(text)
-  local out = {}
-  if #text % 4 ~= 0 then return nil end
-  for k = 1, #text, 4 do
-    local a, b, c, d = text:byte(k, k + 3)
-    local last = k + 4 > #text
-    local pads = last and (c == 61 and d == 61 and 2 or d == 61 and 1) or 0
-    a, b, c, d = DIGITS[a], DIGITS[b], pads == 2 and 0 or DIGITS[c], pads > 0 and 0 or DIGITS[d]
-    if not (a and b and c and d) then return nil end
-    local n = ((a * 64 + b) * 64 + c) * 64 + d
-    out[#out + 1] = string.char(math.floor(n / 65536), math.floor(n / 256) % 256, n % 256):sub(1, 3 - pads)
-  end
-  return table.concat(out)
-end
-
 local function from_tiktoken(text, path, o)
   local ids, line_number = {}, 0
   for line in text:gmatch "[^\r\n]+" do
     line_number = line_number + 1
     local code, rank = line:match "^(%S+) (%d+)$"
-    local token, id = code and from_base64(code), tonumber(rank)
+    local token, id = code and bytes.from_base64(code), tonumber(rank)
     if not token or not models.id_kind.test(id) then
       errors.raise("%s: '%s': line %d is not a token in base 64 and its rank", WHO, path, line_number)
     end

@@ -9,7 +9,7 @@ local train = require "moonshard.text.train"
 
 local M = {}
 
---- Reads a tokenizer from a model's folder or from a file: `tokenizer.json` (BPE of bytes or characters, WordPiece), GPT-2's `vocab.json`
+--- Reads a tokenizer from a model's folder or from a file: `tokenizer.json` (BPE of bytes or characters, WordPiece, Unigram), GPT-2's `vocab.json`
 --- with `merges.txt`, a file of tiktoken, or that of Tokenizer:save. In a folder, tokenizer_config.json names the tokens of bos_id, eos_id and
 --- pad_id. Needs Debian's libpcre2-8-0, and libutf8proc2 where text is normalized. Errors: a file that is damaged, or
 --- that asks for what Moonshard does not have; the message names the file and the key.

@@ -4,6 +4,7 @@ local bpe = require "moonshard.text.bpe"
 local bytes = require "moonshard.text.bytes"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local unigram = require "moonshard.text.unigram"
 
 local M = {}
 
@@ -134,6 +135,23 @@ function kinds.WordPiece(node)
   return setmetatable({ ids = ids, unknown = ids[unknown], longest = longest, _words = {}, _cached = 0,
     prefix = node:get("continuing_subword_prefix", opts.string) or "##",
     most = node:get("max_input_chars_per_word", opts.whole_from(0)) or 100 }, WordPiece), ids
+end
+
+-- A list of [token, score].
+function kinds.Unigram(node)
+  local ids, scores = {}, {}
+  for k, pair in ipairs(node:list("vocab", true)) do
+    local token = pair:get(1, opts.string, true)
+    scores[k - 1] = pair:get(2, opts.number, true)
+    ids[token] = ids[token] or k - 1
+  end
+  local unknown, fallback = node:get("unk_id", opts.whole_from(0)), nil
+  if unknown and not scores[unknown] then node:fail("unk_id", ("is %d, but vocab ends before"):format(unknown)) end
+  if node:get("byte_fallback", opts.boolean) then
+    fallback = {}
+    for b = 0, 255 do fallback[b] = ids[("<0x%02X>"):format(b)] end
+  end
+  return unigram.new { ids = ids, scores = scores, unknown = unknown, bytes = fallback }, ids
 end
 
 --- The model of a node of tokenizer.json.

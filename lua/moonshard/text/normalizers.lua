@@ -1,5 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Normalizers: they change a piece of text before it is divided into words. A normalizer is fn(piece): piece.
+local bytes = require "moonshard.text.bytes"
+local charsmaps = require "moonshard.text.charsmap"
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
 local regexes = require "moonshard.text.regex"
@@ -11,15 +13,17 @@ local M = {}
 local function is_ascii(s) return not s:find "[\128-\255]" end
 
 -- A normalizer that replaces characters one by one: fn(code, char) returns the new text, or nil for the same one.
-local function by_character(fn)
+-- leads: a set of Lua's patterns, the first bytes of characters that may change.
+local function by_character(leads, fn)
   return function(piece)
-    local s, changes, at = piece.s, {}, 1
-    while at <= #s do
+    local s, changes = piece.s, {}
+    local at = s:find(leads)
+    while at do
       local stop = pieces.char_end(s, at)
       local char = s:sub(at, stop)
       local new = (#char > 1 or char:byte() < 128) and fn(unicode.code(s, at, stop), char)
       if new and new ~= char then changes[#changes + 1] = { at, stop, new, at } end
-      at = stop + 1
+      at = s:find(leads, stop + 1)
     end
     return pieces.change(piece, changes)
   end
@@ -69,7 +73,7 @@ local function normal_form(form)
 end
 
 local function lowercase(node)
-  local high = by_character(function(code, char)
+  local high = by_character("[A-Z\194-\244]", function(code, char)
     if code < 128 then return char:lower() end
     return unicode.lower(code, node.who)
   end)
@@ -83,7 +87,7 @@ local function lowercase(node)
 end
 
 local function strip_accents(node)
-  local high = by_character(function(code)
+  local high = by_character("[\204-\244]", function(code)
     return code >= 0x300 and unicode.category(code, node.who) == "Mn" and "" or nil
   end)
   return function(piece) return is_ascii(piece.s) and piece or high(piece) end
@@ -118,7 +122,8 @@ function kinds.Strip(node)
   return function(piece)
     local i, j = 1, #piece.s
     splitters.each(spaces, piece.s, function(a, b, matches)
-      if matches and a == 1 and left then i = b + 1 elseif matches and a > 1 and right then j = a - 1 end
+      if matches and a == 1 and left then i = b + 1 end
+      if matches and b == #piece.s and right then j = a - 1 end
     end)
     return pieces.part(piece, i, j)
   end
@@ -139,8 +144,7 @@ function kinds.BertNormalizer(node)
   local strip = node:get("strip_accents", opts.boolean)
   local list = {}
   if node:get("clean_text", opts.boolean) ~= false then
-    list[1] = by_character(function(code)
-      if code == 32 or code > 32 and code < 127 then return nil end
+    list[1] = by_character("[%z\1-\31\127\194-\244]", function(code)
       if code == 9 or code == 10 or code == 13 then return " " end
       if code < 32 or code == 127 or code == 0xfffd then return "" end
       local category = unicode.category(code, who)
@@ -149,7 +153,7 @@ function kinds.BertNormalizer(node)
     end)
   end
   if node:get("handle_chinese_chars", opts.boolean) ~= false then
-    local pad = by_character(function(code, char) return is_chinese(code) and " " .. char .. " " or nil end)
+    local pad = by_character("[\227-\240]", function(code, char) return is_chinese(code) and " " .. char .. " " or nil end)
     list[#list + 1] = function(piece) return is_ascii(piece.s) and piece or pad(piece) end
   end
   if strip or strip == nil and lower then
@@ -160,6 +164,34 @@ function kinds.BertNormalizer(node)
   return function(piece)
     for _, fn in ipairs(list) do piece = fn(piece) end
     return piece
+  end
+end
+
+function kinds.Precompiled(node)
+  local map, why = charsmaps.new(bytes.from_base64(node:get("precompiled_charsmap", opts.string, true)))
+  if not map then node:fail("precompiled_charsmap", why) end
+  local clusters = splitters.regex_of(node, "type", [[\X]])
+  return function(piece)
+    local s, changes = piece.s, {}
+    -- New characters count as coming from the old ones in order, those that remain from the last one.
+    local function replace(i, j, new)
+      if new == s:sub(i, j) then return end
+      local old = chars_of(s:sub(i, j))
+      changes[#changes + 1] = { i, j, "", i }
+      for k, c in ipairs(chars_of(new)) do
+        changes[#changes + 1] = { j + 1, j, c[3], i + old[math.min(k, #old)][1] - 1 }
+      end
+    end
+    splitters.each(clusters, s, function(i, j, matches)
+      if not matches then return end
+      local new = j - i < 5 and map:find(s:sub(i, j))
+      if new then return replace(i, j, new) end
+      for _, c in ipairs(chars_of(s:sub(i, j))) do
+        new = map:find(c[3])
+        if new then replace(i + c[1] - 1, i + c[2] - 1, new) end
+      end
+    end)
+    return pieces.change(piece, changes)
   end
 end
 

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Pre-tokenizers: they divide pieces into words, which tokens do not cross. A splitter is fn(piece, emit, at_start),
 --- which calls emit(piece) for each word; at_start: the piece begins the text. The field `regex` of a list of
---- splitters is set if one regular expression does it all, each match and each gap a word.
+--- splitters is set if one regular expression does it all: each match is a word, and each gap, unless `drops` is set.
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
 local regexes = require "moonshard.text.regex"
@@ -56,6 +56,13 @@ local function ranges_of(regex, s, behavior, invert)
 end
 
 local function split_by(regex, behavior, invert)
+  if behavior == "Isolated" or behavior == "Removed" then
+    return function(piece, emit)
+      each(regex, piece.s, function(i, j, matches)
+        if behavior == "Isolated" or matches == invert then emit(pieces.part(piece, i, j)) end
+      end)
+    end
+  end
   return function(piece, emit)
     for _, range in ipairs(ranges_of(regex, piece.s, behavior, invert)) do
       emit(pieces.part(piece, range[1], range[2]))
@@ -66,6 +73,7 @@ end
 -- Metaspace: a space becomes a sign, usually U+2581, and begins a word.
 local function metaspace(node)
   local sign = node:get("replacement", opts.string, true)
+  if sign == "" then node:fail("replacement", "is empty") end
   local scheme = node:one_of("prepend_scheme", { "always", "never", "first" })
     or node:get("add_prefix_space", opts.boolean) == false and "never" or "always"
   local split = node:get("split", opts.boolean) ~= false
@@ -73,6 +81,17 @@ local function metaspace(node)
   return function(piece, emit, at_start)
     local changes, s = {}, piece.s
     local prepend = scheme == "always" or scheme == "first" and at_start and piece.at == 0
+    if piece.plain and split then
+      s = s:gsub(" ", sign)
+      if prepend and #s > 0 and s:sub(1, #sign) ~= sign then s = sign .. s end
+      local from = 1
+      while from <= #s do
+        local stop = (s:find(sign, from + 1, true) or #s + 1) - 1
+        emit { s = s:sub(from, stop), at = from - 1, plain = true }
+        from = stop + 1
+      end
+      return
+    end
     if prepend and #s > 0 and s:byte() ~= 32 and s:sub(1, #sign) ~= sign then changes[1] = { 1, 0, sign, 1 } end
     local at = s:find(" ", 1, true)
     while at do
@@ -105,11 +124,10 @@ function kinds.Split(node)
   local regex = regex_of(node, "pattern", is_regex and pattern or regexes.literal(pattern))
   local behavior = node:one_of("behavior", BEHAVIORS, true)
   local invert = node:get("invert", opts.boolean) or false
-  -- Isolated, a match and a gap are words alike.
-  if behavior == "Isolated" or behavior == "Removed" and invert then
-    return split_by(regex, behavior, invert), behavior == "Isolated" and regex or nil
-  end
-  return split_by(regex, behavior, invert)
+  local split = split_by(regex, behavior, invert)
+  if behavior == "Isolated" then return split, regex end  -- a match and a gap are words alike
+  if behavior == "Removed" and invert then return split, regex, true end
+  return split
 end
 
 local function with_pattern(pattern, behavior)
@@ -123,9 +141,8 @@ kinds.Punctuation = function(node)
   return split_by(regex_of(node, "type", [=[[!-/:-@\[-`{-~\p{P}]]=]), behavior, false)
 end
 kinds.BertPreTokenizer = function(node)
-  local punctuation = split_by(regex_of(node, "type", [=[[!-/:-@\[-`{-~\p{P}]]=]), "Isolated", false)
-  local spaces = split_by(regex_of(node, "type", [[\s]]), "Removed", false)
-  return function(piece, emit) spaces(piece, function(word) punctuation(word, emit) end) end
+  local regex = regex_of(node, "type", [=[[!-/:-@\[-`{-~\p{P}]|[^\s!-/:-@\[-`{-~\p{P}]+]=])
+  return split_by(regex, "Removed", true), regex, true
 end
 kinds.Digits = function(node)
   local single = node:get("individual_digits", opts.boolean)
@@ -146,10 +163,11 @@ function M.read(node, list)
   end
   if not kinds[kind] then node:fail("type", ("is '%s', which Moonshard does not have"):format(kind)) end
   if list.bytes then node:fail("type", ("is '%s' after ByteLevel, which Moonshard does not have"):format(kind)) end
-  local split, regex = kinds[kind](node)
+  local split, regex, drops = kinds[kind](node)
   list.bytes = kind == "ByteLevel"
   if regex == "nothing" then return list end
-  list[#list + 1], list.regex = split, #list == 0 and regex or nil
+  list.regex, list.drops = #list == 0 and regex or nil, drops
+  list[#list + 1] = split
   return list
 end
 

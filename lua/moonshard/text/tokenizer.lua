@@ -104,21 +104,29 @@ local function add_piece(list, model, piece, text)
     list.n = list.n + 1
     if list.offsets then
       local size = ids.sizes[k]
-      local i, j = pieces.origin(piece, at, at + size - 1)
-      list.offsets[list.n] = { whole(text, i, j) }
+      if size == 0 then                                 -- one more token of the same character
+        list.offsets[list.n] = { unpack(list.offsets[list.n - 1]) }
+      else
+        list.offsets[list.n] = { whole(text, pieces.origin(piece, at, at + size - 1)) }
+      end
       at = at + size
     end
   end
 end
 
--- The tokens of bytes first to last of s, whose words are the matches of a regular expression and what is between them.
+-- The tokens of s, whose words are the matches of a regular expression and, unless `drops` is set, what is between them.
 -- The loop of most texts: no piece is made.
-local function add_plain(list, model, regex, s, first)
-  local at, stop, n = first, #s, list.n
+local function add_plain(list, model, regex, s, drops)
+  local at, stop, n = 1, #s, list.n
   local words, buffer, room = model._words, list.ids, list.room
   while at <= stop do
     local i, j = regex:find(s, at)
-    if not i then i, j = stop + 1, stop end
+    if drops then
+      if not i then break end
+      at = i
+    elseif not i then
+      i, j = stop + 1, stop
+    end
     local from, to = at, i > at and i - 1 or j          -- a gap is a word, too
     if to < from then to = pieces.char_end(s, from) end
     local word = s:sub(from, to)
@@ -143,11 +151,11 @@ end
 local function add_part(self, list, text, i, j, skip)
   local o = self._o
   local split, model = o.splitters, o.model
-  if not list.offsets and not o.normalizer and split.regex and not self._after then
-    return add_plain(list, model, split.regex, i == 1 and j == #text and text or text:sub(i, j), 1)
-  end
-  local piece = pieces.new(text:sub(i, j), i, not list.offsets)
+  local piece = pieces.new(i == 1 and j == #text and text or text:sub(i, j), i, not list.offsets)
   if o.normalizer then piece = o.normalizer(piece) end
+  if not list.offsets and split.regex and not self._after then
+    return add_plain(list, model, split.regex, piece.s, split.drops)
+  end
   local function emit(word)
     if #word.s > 0 then add_piece(list, model, word, text) end
   end

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Trains small tokenizers of each kind with PyPI's tokenizers 0.23 on this repository's licence and on sample words, and
+"""Trains small tokenizers of each kind with PyPI's tokenizers 0.23 (with a map of characters by sentencepiece 0.2.3) on this repository's licence and on sample words, and
 writes them to tokenizers/KIND.json, with what they make of some strings in tokenizers/cases.json: ids, offsets as first and
 last bytes from 1, and the decoded text.  usage: make_tokenizers.py [OUT_DIR]"""
-import json, os, sys
+import base64, json, os, sys, tempfile
+import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 here = os.path.dirname(os.path.abspath(__file__))
@@ -101,6 +102,34 @@ def clip():
     return t
 
 
+# SentencePiece's map of characters, of a few rules: old characters, new ones.
+RULES = """FB01\t66 69\n2460\t31\n41 30A\tC5\nBD\t31 2F 32\n3000\t20\n1E9E\t53 53\n301\t27\n1112 1161\tD558\n"""
+
+
+def charsmap(folder):
+    with open(folder + "/rules.tsv", "w") as f: f.write(RULES)
+    with open(folder + "/text.txt", "w") as f: f.write("\n".join(WORDS * 9))
+    sentencepiece.SentencePieceTrainer.train(input=folder + "/text.txt", model_prefix=folder + "/m", vocab_size=300, minloglevel=2,
+                                             hard_vocab_limit=False, normalization_rule_tsv=folder + "/rules.tsv")
+    model = open(folder + "/m.model", "rb").read()
+    # normalizer_spec is { name (field 1), precompiled_charsmap (field 2), ... }; its size is below 2^14.
+    name = b"\x0a\x0cuser_defined\x12"
+    at = model.index(name) + len(name)
+    size, at = model[at], at + 1
+    if size > 127: size, at = size - 128 + 128 * model[at], at + 1
+    return base64.b64encode(model[at:at + size]).decode()
+
+
+def t5():
+    with tempfile.TemporaryDirectory() as folder: precompiled = charsmap(folder)
+    t = trained(models.Unigram(), ["<pad>", "</s>", "<unk>"], pre=pre_tokenizers.Metaspace(), size=360, unk_token="<unk>",
+                trainer=trainers.UnigramTrainer)
+    t.normalizer = normalizers.Sequence([normalizers.Precompiled(base64.b64decode(precompiled)), normalizers.Strip(left=False),
+                                         normalizers.Replace(Regex(" {2,}"), "▁")])
+    t.post_processor, t.decoder = around("$A </s>", "$A </s> $B </s>", ("</s>", 1)), decoders.Metaspace()
+    return t
+
+
 def record(t):
     rows = []
     for text in CASES:
@@ -116,7 +145,7 @@ if __name__ == "__main__":
     os.makedirs(out, exist_ok=True)
     cases = {}
     for name, t in dict(gpt2=gpt2(), llama3=llama3(), qwen2=qwen2(), roberta=roberta(), llama2=llama2(), bert=bert(),
-                        bert_cased=bert(False), clip=clip()).items():
+                        bert_cased=bert(False), clip=clip(), t5=t5()).items():
         with open(os.path.join(out, name + ".json"), "w", encoding="utf8") as f: f.write(json.dumps(json.loads(t.to_str()), ensure_ascii=False, separators=(",", ":")) + "\n")
         cases[name] = record(t)
     TEXT[1:] = []
