@@ -49,6 +49,10 @@ for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
 opts.seal(ms)
 
+local slow = require "moonshard.core.processor".warning(jit.arch, engine.ffi.string(engine.lib.ms_cpu_isa()),
+  os.getenv "MOONSHARD_ISA", require "moonshard.core.launcher"().rank)
+if slow then ms.warn(slow) end
+
 -- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing",
   "distributions", "text" }

@@ -11,11 +11,8 @@
 
 // Computes the four 32-bit words of a block. Each word has its own pointer: with one array for all four, GCC does not
 // vectorise the CPU's fills, which then take 2.7 times as long.
-#if defined(__GNUC__) && !defined(__CUDACC__)
-__attribute__((always_inline))
-#endif
-MS_FN void
-ms_philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t *w0, uint32_t *w1, uint32_t *w2, uint32_t *w3)
+MS_FN void ms_philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t *w0, uint32_t *w1, uint32_t *w2,
+                     uint32_t *w3)
 {
     uint32_t a = (uint32_t)block, b = (uint32_t)(block >> 32), c = (uint32_t)offset, d = (uint32_t)(offset >> 32);
     uint32_t k = (uint32_t)seed, l = (uint32_t)(seed >> 32);

@@ -11,7 +11,9 @@
 #ifdef __CUDACC__
 #define MS_FN static __host__ __device__ inline
 #else
-#define MS_FN static inline
+// Always inlined: a function that is called from a kernel's clones exists once, for the lowest level of x86-64, where
+// fma is a call of libm.
+#define MS_FN static inline __attribute__((always_inline))
 #endif
 
 typedef struct {

@@ -286,3 +286,34 @@ describe("parts of a tensor", function()
     assert.are.equal(3, x:sum():item())
   end)
 end)
+
+describe("cumsum and argmax", function()
+  it("sum along any dimension as along the last, in every layout", function()
+    for _, shape in ipairs { { 3, 5 }, { 7, 1 }, { 1, 9 }, { 5, 1030 }, { 2, 600, 3 }, { 4, 3, 2, 5 } } do
+      local whole = ms.randn(unpack(shape)):mul(10)
+      for _, dtype in ipairs { "float32", "float64", "bfloat16", "int64" } do
+        for _, x in ipairs { whole:to(dtype), whole:to(dtype):transpose(1, 2) } do
+          for d = 1, #shape do
+            local last = x:transpose(d, #shape):contiguous():cumsum(#shape):transpose(d, #shape)
+            assert.is_true(x:cumsum(d):equal(last), ("%s, dimension %d"):format(dtype, d))
+          end
+        end
+      end
+    end
+  end)
+
+  it("find the first largest element and the first NaN at every position", function()
+    for n = 1, 200, 7 do
+      local high, undefined = ms.zeros(n, n), ms.zeros(n, n)
+      for k = 1, n do
+        high[{ k, { k, -1 } }] = 1
+        undefined[{ k, { k, -1 } }] = 0 / 0
+      end
+      local expected = {}
+      for k = 1, n do expected[k] = k - 1 end
+      assert.are.same(expected, high:argmax(2):tolist())
+      assert.are.same(expected, undefined:argmax(2):tolist())
+      assert.are.same(expected, (-high):double():argmin(2):tolist())
+    end
+  end)
+end)

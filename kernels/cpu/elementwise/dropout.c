@@ -14,6 +14,18 @@ typedef struct drop {
 
 enum { BLOCK = 16384 };
 
+#define SAME(v) (v)
+// Scales elements [at, at + n), also those that are dropped, so that the loop has no branch.
+#define KEEP(T, F, LOAD, STORE, SCALE)              \
+    {                                               \
+        const T *restrict x = (const T *)d->x + at; \
+        T *restrict y = (T *)d->y + at;             \
+        for (int64_t k = 0; k < n; k++) {           \
+            F v = LOAD(x[k]) * SCALE;               \
+            y[k] = STORE(words[k] >= low ? v : 0);  \
+        }                                           \
+    }
+
 static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const drop *d = arg;
@@ -28,23 +40,10 @@ static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block
         ms__mask_words(words, (n + 3) / 4, d->seed, d->offset, (uint64_t)at / 4);
         if (all) memset(words, 0, sizeof words);
         switch (d->dtype) {
-        case MS_F32:
-            for (int64_t k = 0; k < n; k++)
-                ((float *)d->y)[at + k] = words[k] >= low ? ((const float *)d->x)[at + k] * narrow : 0;
-            break;
-        case MS_F64:
-            for (int64_t k = 0; k < n; k++)
-                ((double *)d->y)[at + k] = words[k] >= low ? ((const double *)d->x)[at + k] * scale : 0;
-            break;
-        case MS_BF16:
-            for (int64_t k = 0; k < n; k++)
-                ((ms_bf16 *)d->y)[at + k] =
-                    ms_float_to_bf16(words[k] >= low ? ms_bf16_to_float(((const ms_bf16 *)d->x)[at + k]) * narrow : 0);
-            break;
-        default:
-            for (int64_t k = 0; k < n; k++)
-                ((ms_f16 *)d->y)[at + k] =
-                    ms_float_to_f16(words[k] >= low ? ms_f16_to_float(((const ms_f16 *)d->x)[at + k]) * narrow : 0);
+        case MS_F32: KEEP(float, float, SAME, SAME, narrow) break;
+        case MS_F64: KEEP(double, double, SAME, SAME, scale) break;
+        case MS_BF16: KEEP(ms_bf16, float, ms_bf16_to_float, ms_float_to_bf16, narrow) break;
+        default: KEEP(ms_f16, float, ms_f16_to_float, ms_float_to_f16, narrow)
         }
     }
 }

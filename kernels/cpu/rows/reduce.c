@@ -352,37 +352,31 @@ ms_status ms__fold(const ms_fold_plan *p, ms_fold_kind kind, const double *param
 
 // ---- the first element equal to the fold ----
 
-#define FIND(S, T, W)                                                                                          \
-    static int64_t first_##S(int64_t n, const void *from, const void *wide)                                    \
+// IS(v, w): whether element v is the wanted one. `first` looks for a block that has it, then for the element.
+#define FIND(S, T, W, IS)                                                                                      \
+    static MS_KERNEL int64_t first_##S(int64_t n, const void *from, const void *wide)                          \
     {                                                                                                          \
         const T *x = from, w = (T) * (const W *)wide;                                                          \
-        for (int64_t k = 0; k < n; k++)                                                                        \
-            if ((x[k] == w) | ((x[k] != x[k]) & (w != w))) return k;                                           \
+        int64_t k = 0;                                                                                         \
+        for (int any = 0; k + LANES <= n; k += LANES) {                                                        \
+            for (int l = 0; l < LANES; l++) any |= IS(x[k + l], w);                                            \
+            if (any) break;                                                                                    \
+        }                                                                                                      \
+        for (; k < n; k++)                                                                                     \
+            if (IS(x[k], w)) return k;                                                                         \
         return -1;                                                                                             \
     }                                                                                                          \
     static MS_KERNEL void mark_##S(int64_t n, int64_t *index, int64_t row, const void *from, const void *wide) \
     {                                                                                                          \
         const T *x = from;                                                                                     \
         const W *w = wide;                                                                                     \
-        for (int64_t k = 0; k < n; k++) {                                                                      \
-            bool here = (x[k] == (T)w[k]) | ((x[k] != x[k]) & (w[k] != w[k]));                                 \
-            index[k] = ((index[k] < 0) & here) ? row : index[k];                                               \
-        }                                                                                                      \
+        for (int64_t k = 0; k < n; k++) index[k] = ((index[k] < 0) & IS(x[k], (T)w[k])) ? row : index[k];      \
     }
-FIND(f32, float, double)
-FIND(f64, double, double)
-static int64_t first_i64(int64_t n, const void *from, const void *wide)
-{
-    const int64_t *x = from, w = *(const int64_t *)wide;
-    for (int64_t k = 0; k < n; k++)
-        if (x[k] == w) return k;
-    return -1;
-}
-static MS_KERNEL void mark_i64(int64_t n, int64_t *index, int64_t row, const void *from, const void *wide)
-{
-    const int64_t *x = from, *w = wide;
-    for (int64_t k = 0; k < n; k++) index[k] = ((index[k] < 0) & (x[k] == w[k])) ? row : index[k];
-}
+#define SAME(v, w) (((v) == (w)) | (((v) != (v)) & ((w) != (w))))
+#define EQUAL(v, w) ((v) == (w))
+FIND(f32, float, double, SAME)
+FIND(f64, double, double, SAME)
+FIND(i64, int64_t, int64_t, EQUAL)
 
 typedef struct {
     const ms_fold_plan *p;

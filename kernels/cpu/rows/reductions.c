@@ -234,6 +234,28 @@ typedef struct {
     int64_t group;  // lines per task
 } scan_job;
 
+// Scans n <= 512 lines that are adjacent along the last dimension, an element of each after the other. x, o: where the
+// scan of the first begins.
+static void scan_lines(const scan_job *j, const char *x, char *o, int64_t n)
+{
+    int cls = ms__is_float(j->x->dtype) ? MS_C_F64 : MS_C_I64, last = j->x->ndim - 1, way = j->back ? -1 : 1;
+    int64_t in_size = ms__dtype_size(j->x->dtype), out_size = ms__dtype_size(j->o->dtype);
+    union {
+        double d[512];
+        uint64_t i[512];
+    } sum = { { 0 } }, next;
+    for (int64_t k = 0; k < j->x->shape[j->d]; k++) {
+        ms__load(cls, j->x->dtype, n, &next, x, j->x->stride[last] * in_size);
+        for (int64_t l = 0; l < n; l++) {
+            if (cls == MS_C_F64) sum.d[l] += next.d[l];
+            else sum.i[l] += next.i[l];
+        }
+        ms__store(cls, j->o->dtype, n, o, j->o->stride[last] * out_size, &sum);
+        x += way * j->x->stride[j->d] * in_size;
+        o += way * j->o->stride[j->d] * out_size;
+    }
+}
+
 static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
 {
     (void)begin;
@@ -259,6 +281,13 @@ static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
             b += (length - 1) * sb;
             sa = -sa;
             sb = -sb;
+        }
+        if (j->d < x->ndim - 1) {
+            int64_t run = x->shape[x->ndim - 1], n = run - line % run < last - line ? run - line % run : last - line;
+            n = n < 512 ? n : 512;
+            scan_lines(j, (const char *)ms__data(x) + a * in_size, (char *)ms__data(j->o) + b * out_size, n);
+            line += n - 1;
+            continue;
         }
         union {
             double d[512];
@@ -288,6 +317,7 @@ ms_status ms__cpu_cumsum(ms_call *c)
     scan_job j = { x, c->out[0], d, c->n_i > 1 && c->i[1], 1 };
     int64_t length = x->shape[d], lines = x->numel / length;
     if (length < 16384) j.group = (16384 + length - 1) / length;
+    if (d < x->ndim - 1 && j.group < 128) j.group = 128;  // lines that are scanned together
     int64_t weight = j.group * length;
     ms__parallel((lines + j.group - 1) / j.group * weight, weight, scan_range, &j);
     return MS_OK;

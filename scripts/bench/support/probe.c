@@ -174,13 +174,21 @@ static double best_rate(double (*slice)(void), double seconds)
     return best;
 }
 
+// Whether MOONSHARD_ISA allows a level of x86-64: a roof is that of the level that the kernels use.
+static int allowed(int level)
+{
+    const char *limit = getenv("MOONSHARD_ISA");
+    return !limit || limit[0] != 'v' || limit[1] >= '0' + level;
+}
+
 // Floating-point operations per second of fused multiply-adds, on one thread.
 EXPORT double probe_fma_float32(double seconds)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) return best_rate(slice_v4, seconds);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return best_rate(slice_v3, seconds);
+    if (allowed(4) && __builtin_cpu_supports("avx512f")) return best_rate(slice_v4, seconds);
+    if (allowed(3) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return best_rate(slice_v3, seconds);
 #endif
     return best_rate(slice_any, seconds);
 }
@@ -190,7 +198,7 @@ EXPORT double probe_fma_bfloat16(double seconds)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bf16")) return best_rate(slice_bf16, seconds);
+    if (allowed(4) && __builtin_cpu_supports("avx512bf16")) return best_rate(slice_bf16, seconds);
 #endif
     (void)seconds;
     return 0;
@@ -200,7 +208,7 @@ EXPORT double probe_fma_bfloat16(double seconds)
 EXPORT double probe_amx_bfloat16(double seconds)
 {
 #if defined(__x86_64__)
-    if (have_amx()) return best_rate(slice_amx, seconds);
+    if (allowed(4) && have_amx()) return best_rate(slice_amx, seconds);
 #endif
     (void)seconds;
     return 0;

@@ -3,6 +3,7 @@
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local rates = require "moonshard.run.rate"
+local without_fma = require "moonshard.core.processor".without_fma
 local read = require "moonshard.tools.doctor.read"
 local scope = require "moonshard.tensor.scope".scope
 require "moonshard.autograd.methods"
@@ -40,16 +41,15 @@ function M.processor(line)
   local has = level_of(" " .. (info:match "flags%s*:%s*([^\n]*)" or "") .. " ")
   local used = ffi.string(lib.ms_cpu_isa())
   local _, online = cores()
-  local arm = jit.arch == "arm64"
+  local arm, why = jit.arch == "arm64", used == "v1" and ": " .. without_fma or ""
   local text = ("%s, %s cores%s; kernels for %s"):format(model, online or "?",
     clock and (", %.2f GHz"):format(clock / 1000) or "", arm and "arm64" or "x86-64-" .. used)
   if arm then
     line("good", "processor", text)
   elseif used < has then
-    line("slow", "processor", text .. ", although the processor supports " .. has, "unset MOONSHARD_ISA")
+    line("slow", "processor", ("%s, although the processor supports %s%s"):format(text, has, why), "unset MOONSHARD_ISA")
   elseif used == "v1" then
-    line("slow", "processor", text,
-      "a processor with AVX2 and FMA runs the kernels for v3, whose vectors are twice as wide")
+    line("slow", "processor", text .. why, "a processor with AVX2 and FMA runs the kernels for v3")
   else
     line("good", "processor", text)
   end
