@@ -175,11 +175,13 @@ static double best_rate(double (*slice)(void), double seconds)
 }
 
 // Whether MOONSHARD_ISA allows a level of x86-64: a roof is that of the level that the kernels use.
+#if defined(__x86_64__)
 static int allowed(int level)
 {
     const char *limit = getenv("MOONSHARD_ISA");
     return !limit || limit[0] != 'v' || limit[1] >= '0' + level;
 }
+#endif
 
 // Floating-point operations per second of fused multiply-adds, on one thread.
 EXPORT double probe_fma_float32(double seconds)
