@@ -20,6 +20,7 @@ enum {
     FEW_ROWS = 16,
     BLOCK = 48,            // columns computed together: whole tiles on every level
     SHARE = 32 << 10,      // numbers of the weight that a thread reads at a time, at least
+    PAYS = 16 << 10,       // numbers of a weight from which on packing it takes longer for more than 4 rows
     DEPTH_BYTES = 2 << 10  // depth, in bytes of the accumulating type, of the parts of the weight that many rows read
 };
 
@@ -107,17 +108,23 @@ static void run_few(few_work *f)
     ms__parallel(f->n * f->k, columns * f->k, few_task, f);
 }
 
+// Whether dot products are the fastest way for `rows` rows.
+static bool pays(int64_t rows, int64_t n, int64_t k)
+{
+    return rows <= 4 || (rows <= FEW_ROWS && k >= 16 && n * k >= PAYS);
+}
+
 // Describes g as a product of few rows. One of a few columns is the transposed product of as many rows.
 static bool few_of(const ms_gemm *g, few_work *f, ms_matrix *x)
 {
     int64_t size = ms__dtype_size(g->dtype);
     if (!ms__is_float(g->dtype) || g->m == 0 || g->n == 0 || g->k == 0) return false;
-    if (g->m <= FEW_ROWS && g->b_rs == 1 && g->b_cs != 1 && (g->k >= 16 || g->m <= 4)) {
+    if (g->b_rs == 1 && g->b_cs != 1 && pays(g->m, g->n, g->k)) {
         *f = (few_work) {
             .m = g->m, .n = g->n, .w = g->b, .w_step = g->b_cs * size, .bias = g->bias, .c_rs = g->c_rs, .c_cs = 1
         };
         *x = (ms_matrix) { g->a, g->a_rs, g->a_cs, g->dtype };
-    } else if (g->n <= FEW_ROWS && g->m > FEW_ROWS && g->a_cs == 1 && g->k >= 16 && !g->bias) {
+    } else if (g->m > FEW_ROWS && g->a_cs == 1 && !g->bias && pays(g->n, g->m, g->k)) {
         *f = (few_work) { .m = g->n, .n = g->m, .w = g->a, .w_step = g->a_rs * size, .c_rs = 1, .c_cs = g->c_rs };
         *x = (ms_matrix) { g->b, g->b_cs, g->b_rs, g->dtype };
     } else return false;
