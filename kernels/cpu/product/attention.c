@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/attention.c -- softmax(q k^T) v without storing the T x T matrix (Dao et al. 2022), in tiles of 32
-// queries by 512 keys. Forward saves one number per row (the logsumexp); backward recomputes the scores.
+// cpu/product/attention.c -- softmax(q k^T) v without storing the T x T matrix (Dao et al. 2022), in tiles of 64
+// queries (float64: 32) by KEYS keys. Forward saves one number per row (the logsumexp); backward recomputes the scores.
 //
-// One thread computes a whole head. It converts keys and values to float32 (or float64) once, and adds the gradients of
-// keys and values in query order. Memory is therefore linear in T, and results do not depend on the number of threads.
-// The output of a query without allowed keys is 0.
+// Forward, a task is a block of queries; if the heads that share keys have at most FEW queries, as in decoding, it is
+// FEW_KEYS keys, and the results are then added in order. Backward, a task is a head: it adds the gradients of keys and
+// values in query order. Memory is therefore linear in T, and results do not depend on the number of threads. The
+// output of a query without allowed keys is 0.
 #include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
 #include "cpu/elementwise/masks.h"
 #include "cpu/rows/rows.h"
 
-enum { ROWS = 32, CHUNK = 512 };
+enum {
+    KEYS = 64,       // keys of a tile
+    FEW = 8,         // most queries that are computed as rows instead of tiles
+    FEW_KEYS = 512,  // keys of a task then
+    PART = 64,       // of which so many are converted at a time,
+    STEP = 16,       // and so many multiplied, before those of the next part are fetched
+};
 
 // A tensor [batch..., t, d] seen as heads. Strides: of rows, of columns, and of the batch dimensions (0 where
 // broadcast).
@@ -25,11 +32,13 @@ typedef struct attend {
     part q, k, v, mask, o, g, dq, dk, dv;
     void *lse, *dmask;
     const void *g_lse;
-    int64_t heads, tq, tk, d, wide, keys;  // wide, keys: d and tk rounded up to multiples of 16
+    int64_t heads, tq, tk, d, wide;  // wide: d rounded up to a multiple of 16
+    int64_t blocks;                  // of queries in a head
+    int64_t group, chunks;           // few queries: heads that share keys and values; parts of the keys
     bool causal;
     double p, scale;
     uint64_t seed, offset;
-    char *room;
+    char *room, *parts;
     size_t room_bytes;  // scratch memory per thread
 } attend;
 
@@ -39,18 +48,37 @@ typedef struct head_rows {
     int64_t head, first, n;
 } head_rows;
 
-// A tile of scores: queries [i0, i0 + rows), keys [j0, j0 + n).
+// A tile of scores: queries [i0, i0 + rows) of a head, keys [j0, j0 + n). lanes: columns that are computed.
 typedef struct tile {
-    int64_t i0, rows, j0, n;
+    int64_t head, i0, rows, lanes, j0, n;
 } tile;
 
-// The number of keys in [j0, j0 + n) that at least one query before i may attend to.
-static inline int64_t seen(const attend *w, int64_t i, int64_t j0, int64_t n)
+// Block `task` of queries.
+static inline tile block_of(const attend *w, int64_t task, int64_t queries, int64_t lanes)
 {
-    return !w->causal || i - j0 >= n ? n : i > j0 ? i - j0 : 0;
+    tile t = { .head = task / w->blocks, .i0 = task % w->blocks * queries };
+    t.rows = w->tq - t.i0 < queries ? w->tq - t.i0 : queries;
+    t.lanes = (t.rows + lanes - 1) / lanes * lanes;
+    return t;
 }
-// The number of a tile's rows that are computed together: 8 if they may attend to different keys, otherwise all.
-static inline int64_t tile_step(const attend *w, tile t) { return seen(w, t.i0 + 1, t.j0, t.n) < t.n ? 8 : t.rows; }
+// The end of the keys that a block of queries may attend to.
+static inline int64_t last_key(const attend *w, tile t)
+{
+    return w->causal && t.i0 + t.rows < w->tk ? t.i0 + t.rows : w->tk;
+}
+// The number of a tile's keys that a query before column r may attend to.
+static inline int64_t key_count(const attend *w, tile t, int64_t r)
+{
+    int64_t n = t.i0 + r - t.j0;
+    return !w->causal || n >= t.n ? t.n : n > 0 ? n : 0;
+}
+// The first column whose query may attend to key j of the tile.
+static inline int64_t first_query(const attend *w, tile t, int64_t j)
+{
+    return w->causal && t.j0 + j > t.i0 ? t.j0 + j - t.i0 : 0;
+}
+// Whether not all queries of a tile may attend to all of its keys.
+static inline bool ragged(const attend *w, tile t) { return first_query(w, t, t.n - 1) > 0; }
 
 // The index of the first element of a head.
 static int64_t head_start(const part *x, int64_t head)
@@ -61,6 +89,38 @@ static int64_t head_start(const part *x, int64_t head)
         head /= x->shape[d];
     }
     return at;
+}
+
+// Prefetches rows into the second-level cache.
+static inline void fetch(const attend *w, head_rows h, bool write)
+{
+    const part *x = h.of;
+    int64_t size = ms__dtype_size(x->dtype);
+    const char *row = (const char *)x->data + (head_start(x, h.head) + h.first * x->rs) * size;
+    for (int64_t r = 0; r < h.n; r++, row += x->rs * size)
+        for (int64_t j = 0; j < w->d * size; j += 64) {
+            if (write) __builtin_prefetch(row + j, 1, 2);
+            else __builtin_prefetch(row + j, 0, 2);
+        }
+}
+// While keys [j, j + n) of a tile are multiplied: a share of the values, which come next, of the next tile's keys, and,
+// during the first tile, of the output and of the next queries. The hardware's prefetcher follows too few of them.
+static void fetch_ahead(const attend *w, tile t, int64_t j, int64_t n)
+{
+    int64_t at = t.j0 + j, end = last_key(w, t), q = t.i0 + t.rows + j;
+    fetch(w, (head_rows) { &w->v, t.head, at, n }, false);
+    if (at + KEYS < end)
+        fetch(w, (head_rows) { &w->k, t.head, at + KEYS, end - at - KEYS < n ? end - at - KEYS : n }, false);
+    if (t.j0 > 0) return;
+    if (j < t.rows) fetch(w, (head_rows) { &w->o, t.head, t.i0 + j, t.rows - j < n ? t.rows - j : n }, true);
+    if (q < w->tq) fetch(w, (head_rows) { &w->q, t.head, q, w->tq - q < n ? w->tq - q : n }, false);
+}
+
+// STEP keys or values, as far as they exist.
+static void fetch_keys(const attend *w, const part *x, int64_t head, int64_t first)
+{
+    int64_t n = w->tk - first < STEP ? w->tk - first : STEP;
+    fetch(w, (head_rows) { x, head, first, n }, false);
 }
 
 // Describes t as heads. like: a tensor with the batch dimensions of the whole call.
@@ -84,23 +144,20 @@ static part part_of(const ms_tensor *t, const ms_tensor *like)
 #define BODY "cpu/product/attention_body.h"
 #include "cpu/both_types.h"
 
-static void forward_head(void *arg, int64_t head, int64_t end, int64_t unused)
-{
-    const attend *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
-    (void)end, (void)unused;
-    if (w->q.dtype == MS_F64) attend_head_f64(w, head, (double *)room);
-    else attend_head_f32(w, head, (float *)room);
-}
-
-static void backward_head(void *arg, int64_t head, int64_t end, int64_t unused)
-{
-    const attend *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
-    (void)end, (void)unused;
-    if (w->q.dtype == MS_F64) attend_head_backward_f64(w, head, (double *)room);
-    else attend_head_backward_f32(w, head, (float *)room);
-}
+// A function that runs a task of type REAL in this thread's scratch memory.
+#define TASK(name, fn)                                                     \
+    static void name(void *arg, int64_t task, int64_t end, int64_t unused) \
+    {                                                                      \
+        const attend *w = arg;                                             \
+        char *room = w->room + w->room_bytes * (size_t)ms__thread_num();   \
+        (void)end, (void)unused;                                           \
+        if (w->q.dtype == MS_F64) fn##_f64(w, task, (double *)room);       \
+        else fn##_f32(w, task, (float *)room);                             \
+    }
+TASK(forward_task, attend_block)
+TASK(few_task, attend_few)
+TASK(parts_task, add_parts)
+TASK(backward_task, attend_head_backward)
 
 static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tensor *k)
 {
@@ -109,26 +166,55 @@ static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tens
     w->tk = k->shape[n - 2];
     w->d = q->shape[n - 1];
     w->wide = (w->d + 15) / 16 * 16;
-    w->keys = (w->tk + 15) / 16 * 16;
     w->heads = 1;
     for (int d = 0; d < n - 2; d++) w->heads *= q->shape[d];
+    int64_t queries = q->dtype == MS_F64 ? queries_f64() : queries_f32();
+    w->blocks = (w->tq + queries - 1) / queries;
     w->causal = c->n_i > 0 && c->i[0];
     w->p = c->n_f > 0 ? c->f[0] : 0;
     w->scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / sqrt((double)(w->d ? w->d : 1));
 }
 
-static void run_heads(const attend *w, ms_range_fn fn)
+// Allocates `numbers` float32 or float64 numbers for each thread, and runs n tasks.
+static ms_status run_tasks(attend *w, int64_t n, int64_t numbers, const char *what, ms_range_fn fn)
 {
+    ms_block *room;
+    w->room_bytes = ((size_t)numbers * (w->q.dtype == MS_F64 ? 8 : 4) + 63) / 64 * 64;
     // Starting threads costs more than small problems gain.
-    if (w->heads * w->tq * w->tk * w->d < 1 << 16)
-        for (int64_t h = 0; h < w->heads; h++) fn((void *)w, h, h + 1, h);
-    else ms__parallel_tasks(w->heads, fn, (void *)w);
+    bool alone = w->heads * w->tq * w->tk * w->d < 1 << 16;
+    MS_TRY(ms__alloc_scratch(&room, w->room_bytes * (size_t)(alone ? 1 : ms_num_threads()), what));
+    w->room = room->data;
+    if (alone)
+        for (int64_t k = 0; k < n; k++) fn(w, k, k + 1, k);
+    else ms__parallel_tasks(n, fn, w);
+    ms__free(room);
+    return MS_OK;
+}
+
+// The number of heads in a row that share keys and values: they are expanded along the last batch dimension.
+static int64_t shared_by(const attend *w)
+{
+    int d = w->k.n - 1;
+    return d >= 0 && w->k.stride[d] == 0 && w->v.stride[d] == 0 ? w->k.shape[d] : 1;
+}
+
+static ms_status few_queries(attend *w)
+{
+    bool wide = w->q.dtype == MS_F64;
+    ms_block *parts;
+    w->chunks = (w->tk + FEW_KEYS - 1) / FEW_KEYS;
+    int64_t groups = w->heads / w->group, numbers = w->heads * w->tq * w->chunks * (w->wide + 2);
+    MS_TRY(ms__alloc_scratch(&parts, (size_t)numbers * (wide ? 8 : 4), "attention"));
+    w->parts = parts->data;
+    ms_status st = run_tasks(w, groups * w->chunks, wide ? few_room_f64(w) : few_room_f32(w), "attention", few_task);
+    if (st == MS_OK) st = run_tasks(w, groups, 0, "attention", parts_task);
+    ms__free(parts);
+    return st;
 }
 
 ms_status ms__cpu_attention(ms_call *c)
 {
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
-    ms_block *room;
     attend w = { .seed = c->saved_rng[0], .offset = c->saved_rng[1] };
     sizes(&w, c, q, k);
     if (w.heads * w.tq == 0) return MS_OK;
@@ -138,14 +224,11 @@ ms_status ms__cpu_attention(ms_call *c)
     w.o = part_of(o, q);
     if (mask) w.mask = part_of(mask, q);
     w.lse = ms__data(c->out[1]);
-    w.room_bytes = (size_t)(w.d * w.keys + w.tk * w.wide + 2 * ROWS * w.wide + ROWS * CHUNK + CHUNK) *
-                   (w.q.dtype == MS_F64 ? 8 : 4);
-    w.room_bytes = (w.room_bytes + 63) / 64 * 64;
-    MS_TRY(ms__alloc_scratch(&room, w.room_bytes * (size_t)ms_num_threads(), "attention"));
-    w.room = room->data;
-    run_heads(&w, forward_head);
-    ms__free(room);
-    return MS_OK;
+    w.group = shared_by(&w);
+    if (w.group * w.tq > FEW) w.group = 1;
+    if (w.tq <= FEW && w.tk > 0) return few_queries(&w);
+    int64_t numbers = w.q.dtype == MS_F64 ? forward_room_f64(&w) : forward_room_f32(&w);
+    return run_tasks(&w, w.heads * w.blocks, numbers, "attention", forward_task);
 }
 
 // Inputs: gradient, q, k, v, mask (optional), out, lse, and optionally the gradient of lse.
@@ -153,9 +236,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
 {
     ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
-    ms_block *room = NULL;
     attend w = { .seed = (uint64_t)c->i[c->n_i - 3], .offset = (uint64_t)c->i[c->n_i - 2] };
-    ms_status st = MS_OK;
     sizes(&w, c, q, k);
     if (w.heads * w.tq == 0 || w.tk == 0) {
         for (int i = 0; i < c->n_out; i++)
@@ -172,20 +253,13 @@ ms_status ms__cpu_attention_backward(ms_call *c)
     if (dq) w.dq = part_of(dq, q);
     if (dk) w.dk = part_of(dk, q);
     if (dv) w.dv = part_of(dv, q);
-    size_t size = w.q.dtype == MS_F64 ? 8 : 4;
     if (c->n_in > 7 && c->in[7]) {
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
     if (dmask) w.dmask = ms__data(dmask);
-    w.room_bytes = (size_t)(2 * w.d * w.keys + 3 * w.tk * w.wide + 3 * ROWS * w.wide + 2 * ROWS * CHUNK + CHUNK) * size;
-    w.room_bytes = (w.room_bytes + 63) / 64 * 64;
-    if (st == MS_OK) st = ms__alloc_scratch(&room, w.room_bytes * (size_t)ms_num_threads(), "attention_backward");
-    if (st == MS_OK) {
-        w.room = room->data;
-        run_heads(&w, backward_head);
-    }
-    if (room) ms__free(room);
+    int64_t numbers = w.q.dtype == MS_F64 ? backward_room_f64(&w) : backward_room_f32(&w);
+    ms_status st = run_tasks(&w, w.heads, numbers, "attention_backward", backward_task);
     ms__release(g_lse);
     return st;
 }

@@ -56,7 +56,7 @@ static void R(multiply)(const panels *p, int64_t block, int64_t rows, const REAL
             b + p->depth * p->wide, false
         };
         R(fetch)(f, f->rows * k / pieces, f->rows * (k + 1) / pieces);
-        R(ms__block)(least(rows - first, 8), (columns_of(p, block) + 15) / 16 * 16, p->depth, &o);
+        R(ms__block)(least(rows - first, 8), (columns_of(p, block) + 15) / 16 * 16, p->depth, &o, NULL);
     }
 }
 

@@ -54,16 +54,12 @@ enum { WHOLE = 1 << 30 };  // DEPTH without parts
 #define LEVEL(x) x##_v1
 #include "cpu/product/tiles_types.h"
 
-#define PICK(type)                                                                      \
-    const ms_tiles_##type *ms__tiles_##type(void)                                       \
-    {                                                                                   \
-        static const ms_tiles_##type *known;                                            \
-        if (MS_UNLIKELY(!known)) known = LEVELS(type);                                  \
-        return known;                                                                   \
-    }                                                                                   \
-    void ms__block_##type(int64_t m, int64_t n, int64_t k, const ms_operands_##type *o) \
-    {                                                                                   \
-        ms__tiles_##type()->strip(n, m, k, o);                                          \
+#define PICK(type)                                     \
+    const ms_tiles_##type *ms__tiles_##type(void)      \
+    {                                                  \
+        static const ms_tiles_##type *known;           \
+        if (MS_UNLIKELY(!known)) known = LEVELS(type); \
+        return known;                                  \
     }
 #if MS_CLONES
 #define LEVELS(type) \
