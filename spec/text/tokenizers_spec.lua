@@ -59,6 +59,42 @@ describe("tokenizer.json", function()
   end
 end)
 
+describe("SentencePiece's model", function()
+  if not has_pcre then return pending "this system has no PCRE2" end
+  for _, kind in ipairs { "unigram", "bpe" } do
+    it("of " .. kind .. " gives the ids and texts of the reference", function()
+      local t = ms.text.tokenizer(DATA .. kind .. ".model")
+      for _, case in ipairs(golden[kind]) do
+        assert.are.same(case.ids, flat((t:encode(case.text, { parse = false }))), case.text)
+        assert.are.same(case.ids, flat((t:encode(case.text, { parse = false, offsets = true }))), case.text)
+        if not case.decoded:find("\239\191\189", 1, true) then assert.are.equal(case.decoded, t:decode(case.ids)) end
+      end
+      assert.are.same({ 1, 2 }, { t.bos_id, t.eos_id })
+      assert.are.same({ 2 }, flat((t:encode "</s>")))
+    end)
+  end
+
+  it("that is truncated or changed is an error, or a model", function()
+    local folder = process.temp_folder()
+    local path, right = folder .. "/tokenizer.model", process.read(DATA .. "bpe.model")
+    for k = 1, 40 do
+      process.write(path, right:sub(1, math.floor((#right - 1) * k / 40)))
+      assert.matches("^tokenizer: '" .. path:gsub("%p", "%%%0") .. "' is ", message(ms.text.tokenizer, folder))
+    end
+    for k = 1, 400 do
+      local at = math.floor((#right - 1) * k / 400)
+      process.write(path, right:sub(1, at) .. string.char((right:byte(at + 1) + k) % 256) .. right:sub(at + 2))
+      local ok, t = pcall(ms.text.tokenizer, folder)
+      if ok then t:encode "to deal in the Software" else assert.matches("tokenizer: '", t) end
+    end
+    process.write(path, right)
+    process.write(folder .. "/tokenizer_config.json", '{"add_bos_token": true, "eos_token": "the"}')
+    local t = ms.text.tokenizer(folder)
+    assert.are.equal(1, t:encode("a")[1]:item())
+    process.remove_folder(folder)
+  end)
+end)
+
 describe("a tokenizer of ms.text", function()
   if not has_pcre then return pending "this system has no PCRE2" end
   local folder
@@ -237,7 +273,7 @@ describe("a tokenizer of ms.text", function()
     end
     assert.matches("^tokenizer: cannot read ", message(ms.text.tokenizer, folder .. "/none"))
     os.remove(path)
-    assert.are.equal(("tokenizer: folder '%s' has no tokenizer.json, vocab.json or tokenizer.tiktoken"):format(folder),
+    assert.are.equal(("tokenizer: folder '%s' has no tokenizer.json, vocab.json, tokenizer.tiktoken, tokenizer.model or spiece.model"):format(folder),
       message(ms.text.tokenizer, folder))
   end)
 

@@ -17,7 +17,8 @@ BPE.__index = BPE
 local M = { BASE = BASE }
 
 --- A model. o.ids: ids by token. o.ranks, o.joined: for a pair, its place in the order of learning and the id of its
---- token; without them, a pair joins to the token of its bytes, and tokens were learned in the order of their ids.
+--- token; without them, a pair joins to the token of its bytes, and tokens were learned in the order of their ids, or
+--- of o.scores, which are by id, the largest first.
 --- o.whole: a word that is a token is not joined from its parts. o.by_char: words begin as characters, not as bytes.
 --- o.prefix, o.suffix: of a character's token that does not begin, or that ends, a word. o.unknown: the id of a
 --- character without a token; o.fuse: neighbouring ones become one. o.bytes: ids by byte, for such characters.
@@ -26,17 +27,53 @@ function M.new(o)
   local self = setmetatable({ ids = o.ids, _o = o, _words = {}, _cached = 0 }, BPE)
   if o.ranks then
     self._ranks, self._joined = o.ranks, o.joined
-  else
-    local tokens, ranks = {}, {}
-    for token, id in pairs(o.ids) do tokens[id] = token end
-    self._ranks, self._joined = setmetatable(ranks, { __index = function(_, pair)
-      local a = math.floor(pair / BASE)
-      local id = o.ids[tokens[a] .. tokens[pair - a * BASE]] or false
-      ranks[pair] = id
-      return id
-    end }), ranks
+    return self
   end
+  local tokens, joined, order = {}, {}, {}
+  for token, id in pairs(o.ids) do tokens[id] = token end
+  self._joined = setmetatable(joined, { __index = function(_, pair)
+    local a = math.floor(pair / BASE)
+    local first, second = tokens[a], tokens[pair - a * BASE]
+    local id = first and second and o.ids[first .. second] or false
+    joined[pair] = id
+    return id
+  end })
+  if not o.scores then
+    self._ranks = joined
+    return self
+  end
+  local by_score = {}
+  for id in pairs(tokens) do by_score[#by_score + 1] = id end
+  table.sort(by_score, function(a, b)
+    if o.scores[a] ~= o.scores[b] then return o.scores[a] > o.scores[b] end
+    return a < b
+  end)
+  for k, id in ipairs(by_score) do
+    local before = by_score[k - 1]
+    order[id] = before and o.scores[id] == o.scores[before] and order[before] or k
+  end
+  self._ranks = setmetatable({}, { __index = function(ranks, pair)
+    local id = joined[pair]
+    ranks[pair] = id and order[id] or false
+    return ranks[pair]
+  end })
   return self
+end
+
+--- Returns `sign` if it is a token and begins words: no token has it after another text. Otherwise nil.
+---@param ids table<string, integer>
+---@param sign string
+---@return string?
+function M.cut_at(ids, sign)
+  if not ids[sign] then return nil end
+  for token in pairs(ids) do
+    local at = token:find(sign, 2, true)
+    while at do
+      if token:sub(at - #sign, at - 1) ~= sign then return nil end
+      at = token:find(sign, at + 1, true)
+    end
+  end
+  return sign
 end
 
 -- ---- a word's first tokens ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ local M = {}
 ---@return string? why  what is wrong
 function M.new(text)
   if not text then return nil, "is not in base 64" end
-  if #text == 0 then return setmetatable({ find = function() end }, Charsmap) end
+  if #text == 0 then return setmetatable({ _units = { [0] = 0 }, _texts = "" }, Charsmap) end
   local size = raw.little(text, 1, 4)
   if #text < 8 or size < 4 or size % 4 ~= 0 or size + 4 > #text then return nil, "is damaged: its trie has no end" end
   local units = {}
@@ -28,24 +28,43 @@ local function offset_of(unit)
   return bit.lshift(math.floor(unit / 1024), far and 8 or 0)
 end
 
---- The text that replaces the shortest text of the map with which s begins; nil if there is none.
----@param s string
----@return string?
-function Charsmap:find(s)
-  local units = self._units
+-- The place of the text that replaces a text of the map with which s begins at byte `from`, the shortest or the longest,
+-- and that text's size.
+local function walk(self, s, from, longest)
+  local units, found, size = self._units, nil, nil
   local at = offset_of(units[0])
-  for k = 1, #s do
+  for k = from, #s do
     local c = s:byte(k)
     at = bit.bxor(at, c)
     local unit = units[at]
     -- Bits 31 and 0 to 7 are the label.
-    if c == 0 or not unit or unit >= 2 ^ 31 or unit % 256 ~= c then return nil end
+    if c == 0 or not unit or unit >= 2 ^ 31 or unit % 256 ~= c then break end
     at = bit.bxor(at, offset_of(unit))
-    if math.floor(unit / 256) % 2 == 1 then
-      local leaf = units[at]
-      return leaf and self._texts:match("^%Z*", leaf % 2 ^ 31 + 1)
+    if math.floor(unit / 256) % 2 == 1 and units[at] then
+      found, size = units[at] % 2 ^ 31 + 1, k - from + 1
+      if not longest then break end
     end
   end
+  return found, size
+end
+
+--- The text that replaces the shortest text of the map with which s begins; nil if there is none.
+---@param s string
+---@return string?
+function Charsmap:find(s)
+  local found = walk(self, s, 1, false)
+  return found and self._texts:match("^%Z*", found)
+end
+
+--- The text that replaces the longest text of the map with which s begins at byte `from`, and the size of that text;
+--- nil if there is none.
+---@param s string
+---@param from integer
+---@return string?
+---@return integer? size
+function Charsmap:longest(s, from)
+  local found, size = walk(self, s, from, true)
+  if found then return self._texts:match("^%Z*", found), size end
 end
 
 return M

@@ -13,6 +13,7 @@ local raw = require "moonshard.data.raw"
 local splitters = require "moonshard.text.splitters"
 local regexes = require "moonshard.text.regex"
 local templates = require "moonshard.text.templates"
+local sentencepiece = require "moonshard.text.sentencepiece"
 local tokenizer = require "moonshard.text.tokenizer"
 local lfs = require "lfs"
 
@@ -135,13 +136,32 @@ local function from_own(path)
   return byte_level(ids, bpe.new { ids = ids, ranks = ranks, joined = joined }, by_pattern(OWN, path, true), {}, {})
 end
 
+-- A model file of SentencePiece. named: the folder's names of tokens come first.
+local function from_sentencepiece(text, path, named, adds)
+  local parts = sentencepiece.parts(text, path, WHO)
+  for name, token in pairs(named) do parts.named[name] = token end
+  parts.template = templates.read()
+  local of = tokenizer.new(parts, WHO)
+  for name, add in pairs(adds) do
+    local special = { ids = { of[name] }, type = 0 }
+    local single, pair = parts.template.single, parts.template.pair
+    if add and #special.ids > 0 and name == "bos_id" then
+      table.insert(single, 1, special)
+      table.insert(pair, 1, special)
+    elseif add and #special.ids > 0 then
+      single[#single + 1], pair[#pair + 1] = special, special
+    end
+  end
+  return of
+end
+
 -- ---- the file -----------------------------------------------------------------------------------------
 
 local NAMES = { bos_token = "bos_id", eos_token = "eos_id", pad_token = "pad_id" }
 
--- The names of tokens in tokenizer_config.json and special_tokens_map.json.
+-- The names of tokens in tokenizer_config.json and special_tokens_map.json, and which of them begin and end texts.
 local function named_in(folder)
-  local named = {}
+  local named, adds = {}, {}
   for _, name in ipairs { "special_tokens_map.json", "tokenizer_config.json" } do
     local path = folder .. "/" .. name
     if lfs.attributes(path, "mode") == "file" then
@@ -151,9 +171,10 @@ local function named_in(folder)
         if type(value) == "table" then value = node:child(key):get("content", opts.string, true) end
         named[field] = type(value) == "string" and value or named[field]
       end
+      adds.bos_id, adds.eos_id = node:get("add_bos_token", opts.boolean), node:get("add_eos_token", opts.boolean)
     end
   end
-  return named
+  return named, adds
 end
 
 local function exists(path) return lfs.attributes(path, "mode") == "file" end
@@ -171,22 +192,24 @@ function M.open(path, given)
   end
   local folder = path
   if lfs.attributes(path, "mode") == "directory" then
-    for _, name in ipairs { "tokenizer.json", "vocab.json", "tokenizer.tiktoken", "tokenizer.model" } do
+    for _, name in ipairs { "tokenizer.json", "vocab.json", "tokenizer.tiktoken", "tokenizer.model", "spiece.model" } do
       if exists(folder .. "/" .. name) then path = folder .. "/" .. name break end
     end
     if path == folder then
-      errors.raise("%s: folder '%s' has no tokenizer.json, vocab.json or tokenizer.tiktoken", WHO, folder)
+      errors.raise("%s: folder '%s' has no tokenizer.json, vocab.json, tokenizer.tiktoken, tokenizer.model or spiece.model", WHO, folder)
     end
   else
     folder = path:match "^(.*)/" or "."
   end
-  o.named = named_in(folder)
+  local adds
+  o.named, adds = named_in(folder)
   local merges = path:match "^(.*)vocab%.json$"
   if merges and exists(merges .. "merges.txt") then return from_pair(path, merges .. "merges.txt", o.named) end
   local text = raw.read(path, WHO)
   if text:find "^[%w+/=]+ %d+[\r\n]" then return from_tiktoken(text, path, o) end
+  if text:byte() == 10 and not text:find "^%s*{" then return from_sentencepiece(text, path, o.named, adds) end
   if not text:find "^%s*{" and not text:find "^\239\187\191" then
-    errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken", WHO, path)
+    errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken or SentencePiece", WHO, path)
   end
   if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(path) end
   return from_json(text, path, o.named)

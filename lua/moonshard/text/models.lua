@@ -85,14 +85,7 @@ function kinds.BPE(node, is_bytes)
     fallback = {}
     for b = 0, 255 do fallback[b] = ids[("<0x%02X>"):format(b)] end
   end
-  local cut = not (is_bytes or prefix or suffix) and ids[SPACE] and SPACE or nil
-  for token in pairs(cut and ids or {}) do
-    local at = token:find(SPACE, 2, true)
-    while at do
-      if token:sub(at - #SPACE, at - 1) ~= SPACE then cut = nil end
-      at = token:find(SPACE, at + 1, true)
-    end
-  end
+  local cut = not (is_bytes or prefix or suffix) and bpe.cut_at(ids, SPACE) or nil
   return bpe.new { cut = cut, ids = is_bytes and M.by_bytes(ids) or ids, ranks = ranks, joined = joined,
     by_char = not is_bytes, whole = node:get("ignore_merges", opts.boolean), prefix = prefix, suffix = suffix, unknown = unknown and ids[unknown],
     fuse = node:get("fuse_unk", opts.boolean), bytes = fallback }, ids

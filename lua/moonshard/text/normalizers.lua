@@ -62,8 +62,8 @@ local function normal_form(form)
         end
         changes[#changes + 1] = { i, j, "", i }
         for k, c in ipairs(new) do
-          local from = k == 1 and 1 or composes and #old - #new + k or k
-          local of = old[math.max(1, math.min(from, #old))]
+          local from = k == 1 and 1 or composes and math.max(k, #old - #new + k) or k
+          local of = old[math.min(from, #old)]
           changes[#changes + 1] = { j + 1, j, c[3], i + of[1] - 1 }
         end
       end)

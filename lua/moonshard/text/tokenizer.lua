@@ -39,7 +39,7 @@ function M.new(o, who)
     if token.normalized and o.normalizer then
       local copy = {}
       for key, value in pairs(token) do copy[key] = value end
-      copy.text = o.normalizer(pieces.new(token.text, 1, true)).s
+      copy.text = token.verbatim and token.text or o.normalizer(pieces.new(token.text, 1, true)).s
       after[#after + 1] = copy
     else
       before[#before + 1] = token

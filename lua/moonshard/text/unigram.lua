@@ -2,6 +2,7 @@
 --- The unigram model (Kudo 2018): of all ways to divide a word into tokens, the one with the largest sum of scores
 --- (Viterbi 1967).
 local bpe = require "moonshard.text.bpe"
+local engine = require "moonshard.core.ffi"
 local pieces = require "moonshard.text.pieces"
 
 local PENALTY = 10                                      -- an unknown character scores so much less than any token
@@ -11,8 +12,10 @@ Unigram.__index = Unigram
 
 local M = {}
 
+local rounded = engine.ffi.new "float[1]"
+
 --- A model. o.ids: ids by token; o.scores: by id; o.unknown: id of characters without a token; neighbouring ones become
---- one; o.bytes: ids by byte, for these.
+--- one; o.bytes: ids by byte, for these; o.single: sums are rounded to single precision.
 function M.new(o)
   local begins, least = {}, 0
   for token, id in pairs(o.ids) do
@@ -39,6 +42,10 @@ local function encode_word(self, word)
   local best, from, token = { [0] = 0 }, {}, {}         -- of the way to the end of byte k
   local at = 1
   local function offer(stop, score, id)
+    if o.single then
+      rounded[0] = score
+      score = rounded[0]
+    end
     if not best[stop] or score > best[stop] then best[stop], from[stop], token[stop] = score, at, id end
   end
   while at <= n do

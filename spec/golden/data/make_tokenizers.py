@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Trains small tokenizers of each kind with PyPI's tokenizers 0.23 (with a map of characters by sentencepiece 0.2.3) on this repository's licence and on sample words, and
-writes them to tokenizers/KIND.json, with what they make of some strings in tokenizers/cases.json: ids, offsets as first and
+writes them to tokenizers/KIND.json, and two of sentencepiece to KIND.model, with what they make of some strings in tokenizers/cases.json: ids, offsets as first and
 last bytes from 1, and the decoded text.  usage: make_tokenizers.py [OUT_DIR]"""
 import base64, json, os, sys, tempfile
 import sentencepiece
@@ -106,12 +106,26 @@ def clip():
 RULES = """FB01\t66 69\n2460\t31\n41 30A\tC5\nBD\t31 2F 32\n3000\t20\n1E9E\t53 53\n301\t27\n1112 1161\tD558\n"""
 
 
-def charsmap(folder):
+def piece_model(folder, kind, **options):
+    """Trains a model of sentencepiece; returns its bytes."""
     with open(folder + "/rules.tsv", "w") as f: f.write(RULES)
-    with open(folder + "/text.txt", "w") as f: f.write("\n".join(WORDS * 9))
-    sentencepiece.SentencePieceTrainer.train(input=folder + "/text.txt", model_prefix=folder + "/m", vocab_size=300, minloglevel=2,
-                                             hard_vocab_limit=False, normalization_rule_tsv=folder + "/rules.tsv")
-    model = open(folder + "/m.model", "rb").read()
+    with open(folder + "/text.txt", "w") as f: f.write("\n".join(WORDS * 9 + TEXT[0].splitlines()))
+    sentencepiece.SentencePieceTrainer.train(input=folder + "/text.txt", model_prefix=folder + "/m", model_type=kind, minloglevel=2,
+                                             hard_vocab_limit=False, **options)
+    return open(folder + "/m.model", "rb").read()
+
+
+def unigram_pieces(folder):
+    return piece_model(folder, "unigram", vocab_size=300, normalization_rule_tsv=folder + "/rules.tsv", user_defined_symbols=["<mask>"])
+
+
+def bpe_pieces(folder):
+    return piece_model(folder, "bpe", vocab_size=450, normalization_rule_name="identity", remove_extra_whitespaces=False,
+                       byte_fallback=True, character_coverage=0.98, split_digits=True)
+
+
+def charsmap(folder):
+    model = unigram_pieces(folder)
     # normalizer_spec is { name (field 1), precompiled_charsmap (field 2), ... }; its size is below 2^14.
     name = b"\x0a\x0cuser_defined\x12"
     at = model.index(name) + len(name)
@@ -148,6 +162,11 @@ if __name__ == "__main__":
                         bert_cased=bert(False), clip=clip(), t5=t5()).items():
         with open(os.path.join(out, name + ".json"), "w", encoding="utf8") as f: f.write(json.dumps(json.loads(t.to_str()), ensure_ascii=False, separators=(",", ":")) + "\n")
         cases[name] = record(t)
+    for name, make in dict(unigram=unigram_pieces, bpe=bpe_pieces).items():
+        with tempfile.TemporaryDirectory() as folder: model = make(folder)
+        with open(os.path.join(out, name + ".model"), "wb") as f: f.write(model)
+        p = sentencepiece.SentencePieceProcessor(model_proto=model)
+        cases[name] = [{"text": s, "ids": p.encode(s), "decoded": p.decode(p.encode(s))} for s in CASES if "\0" not in s]
     TEXT[1:] = []
     learned = trained(models.BPE(), ["<|end|>"], pre=bytes_of(), size=300, initial_alphabet=ALPHABET)
     cases["learned"] = learned.encode("the Software<|end|>").ids
