@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm_few.c -- products of up to 16 rows with a weight whose rows are contiguous, y = x W^T: what decoding
 // a language model consists of. Nothing is packed, because the weight is read once: a packed copy would take longer
-// than the product. The limit is the memory's rate.
+// than the product. The limit is the memory's rate, and for many rows of half types that of multiply-adds.
 //
 // An element of the result is a dot product. Lane l of LANES (16; 8 in float64) sums the products of positions l,
 // l + LANES, ... in order; then lanes l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1. Half types are
-// converted to float32 in registers, or, for many rows, once into a buffer in the first-level cache. The bits of a row
-// depend neither on the other rows nor on the number of threads, and not on the processor's level either, except that
-// level 1 has no fma.
+// converted to float32 in registers, or, for many rows, once into a buffer in the first-level cache. Here the bits of a
+// row depend neither on the other rows nor on the number of threads, and not on the processor's level either, except
+// that level 1 has no fma.
 //
 // Built with -ffp-contract=fast, as gemm.c.
 #if defined(__x86_64__)
