@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm.c -- matrix products by our own loops: float32, float64 and float16 always; bfloat16 where the CPU
-// has no instructions for it, the product is small, or oneDNN does not take it (ms__onednn_takes).
+// has no fast instructions for it, the product is small, or oneDNN does not take it (ms__onednn_takes).
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
 // adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels as wide as a tile (tiles.h), as
@@ -16,7 +16,9 @@
 #include "cpu/product/tiles.h"
 
 enum {
-    SMALL = 16 << 10,  // largest number of multiply-adds at which packing costs more than it saves
+    SMALL = 16 << 10,      // largest number of multiply-adds at which packing costs more than it saves
+    IN_PLACE = 128 << 10,  // largest B in bytes that is read in place
+    TASK = 256 << 10,      // multiply-adds of a task on rows that are read in place
     KC = 1024,         // depth of a panel in floats (doubles: half). It splits the sums, so it is the same on all CPUs
     FEW = 400,         // largest number of columns of C for which rows of A are read in place: packing would not pay
     ROWS = 2048,       // largest number of rows of A packed at a time
@@ -501,10 +503,11 @@ ms_status ms__gemm_own(const ms_gemm *g)
     return large(g);
 }
 
-// oneDNN computes bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs); elsewhere it takes
-// ten times as long as our own loops. For float32 our loops are as fast as oneDNN at size 512 and faster at 1024 and
-// 2048 (docs/performance.md#products), and give the same bits with any number of threads, which oneDNN does not
-// guarantee below AVX-512.
+// oneDNN computes bfloat16 where the CPU has faster instructions for it than multiply-adds of float32: tiles, or AMD's
+// dot products of pairs; elsewhere it takes ten times as long as our own loops. Intel's dot products have half the rate
+// of float32 (Sapphire Rapids): our own loops take half of oneDNN's time. For float32 they are as fast as oneDNN at
+// size 512 and faster at 1024 and 2048 (docs/performance.md#products), and give the same bits with any number of
+// threads, which oneDNN does not guarantee below AVX-512.
 static bool has_bf16(void)
 {
     static int known = -1;
@@ -512,7 +515,8 @@ static bool has_bf16(void)
         known = 0;
 #if defined(__x86_64__)
         __builtin_cpu_init();
-        known = __builtin_cpu_supports("avx512bf16") && strcmp(ms_cpu_isa(), "v4") == 0;
+        known = __builtin_cpu_supports("avx512bf16") && strcmp(ms_cpu_isa(), "v4") == 0 &&
+                (ms__onednn_tiles() || !__builtin_cpu_is("intel"));
 #endif
     }
     return known;

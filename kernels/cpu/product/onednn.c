@@ -54,6 +54,12 @@ bool ms__onednn_ready(void)
     return ok;
 }
 
+bool ms__onednn_tiles(void)
+{
+    return ms__onednn_ready() &&
+           (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+}
+
 // Whether oneDNN accepts a matrix: its rows or its columns are contiguous and do not overlap (those of expanded tensors
 // do).
 static bool plain(int64_t rows, int64_t cols, int64_t rs, int64_t cs)

@@ -38,6 +38,7 @@ ms_status ms__gemm_onednn(const ms_gemm *g);
 ms_status ms__gemm_few(const ms_gemm *g);      // what ms__gemm_takes_few accepts
 bool ms__gemm_takes_few(const ms_gemm *g);     // up to 16 rows times a weight with contiguous rows
 bool ms__onednn_takes(const ms_gemm *g);       // float32 and, with AVX-512, bfloat16; contiguous rows or columns
+bool ms__onednn_tiles(void);                   // whether it has tiles (AMX) for bfloat16
 ms_status ms__gemm_integer(const ms_gemm *g);  // all integer dtypes: exact, overflow wraps around; no bias
 
 // The operands of a small product: C = A B + bias, or C += A B + bias if `add` is set. bias may be NULL; the columns of

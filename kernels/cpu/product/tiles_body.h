@@ -51,18 +51,23 @@ INLINE void K(tile)(const int rows, const int vecs, int64_t k, OPERANDS o)
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) __builtin_prefetch(o.c + r * o.c_rs + v * LANES, 1);
 #pragma GCC unroll 1  // unrolled, GCC would hoist loads across steps and spill
-    for (int64_t p = 0; p < k; p++) {
-        K(vec) w[VECS];
+    for (int64_t left = k; left > 0; left -= STEPS) {
+        if (o.a_cs == 1)  // the rows of the next tile
+            for (int r = 0; r < rows; r++) __builtin_prefetch(o.a + (rows + r) * o.a_rs);
+#pragma GCC unroll 1
+        for (int64_t p = left < STEPS ? left : STEPS; p > 0; p--) {
+            K(vec) w[VECS];
 #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) w[v] = *(const K(vec) *)(o.b + v * LANES);
+            for (int v = 0; v < vecs; v++) w[v] = *(const K(vec) *)(o.b + v * LANES);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            REAL x = o.a[r * o.a_rs];
+            for (int r = 0; r < rows; r++) {
+                REAL x = o.a[r * o.a_rs];
 #pragma GCC unroll 3
-            for (int v = 0; v < vecs; v++) s[r][v] += x * w[v];
+                for (int v = 0; v < vecs; v++) s[r][v] += x * w[v];
+            }
+            o.a += o.a_cs;
+            o.b += o.b_rs;
         }
-        o.a += o.a_cs;
-        o.b += o.b_rs;
     }
     K(store)(rows, vecs, s, &o);
 }
@@ -85,10 +90,15 @@ INLINE void K(rows)(const int vecs, int64_t m, int64_t k, OPERANDS o)
 
 static TARGET void K(strip)(int64_t n, int64_t m, int64_t k, const OPERANDS *o)
 {
-    int64_t j = 0;
-    for (; j + WIDE <= n; j += WIDE) K(rows)(VECS, m, k, K(at)(o, 0, j));
-    if (VECS > 2 && n - j == 2 * LANES) K(rows)(2, m, k, K(at)(o, 0, j));
-    else if (j < n) K(rows)(1, m, k, K(at)(o, 0, j));
+    for (int64_t j = 0, vecs; j < n; j += vecs * LANES) {
+        vecs = (n - j) / LANES;
+        // Four vectors are two and two: a tile of one waits for its loads.
+        vecs = vecs == 4 ? 2 : vecs > VECS ? VECS : vecs;
+        const OPERANDS d = K(at)(o, 0, j);
+        if (vecs == VECS) K(rows)(VECS, m, k, d);
+        else if (VECS > 2 && vecs == 2) K(rows)(2, m, k, d);
+        else K(rows)(1, m, k, d);
+    }
 }
 
 // Columns that do not fill a vector go through a buffer.
