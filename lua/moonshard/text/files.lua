@@ -59,7 +59,7 @@ local function added_of(node)
   for k, of in ipairs(node:list "added_tokens") do
     local special = of:get("special", opts.boolean) or false
     local normalized = of:get("normalized", opts.boolean)
-    list[k] = { id = of:get("id", models.id_kind, true), text = of:get("content", opts.string, true), special = special,
+    list[k] = { id = of:get("id", nodes.ID, true), text = of:get("content", opts.string, true), special = special,
       lstrip = of:get("lstrip", opts.boolean), rstrip = of:get("rstrip", opts.boolean),
       single_word = of:get("single_word", opts.boolean), normalized = normalized == nil and not special or normalized }
   end
@@ -108,7 +108,7 @@ local function from_tiktoken(text, path, o)
     line_number = line_number + 1
     local code, rank = line:match "^(%S+) (%d+)$"
     local token, id = code and bytes.from_base64(code), tonumber(rank)
-    if not token or not models.id_kind.test(id) then
+    if not token or not nodes.ID.test(id) then
       errors.raise("%s: '%s': line %d is not a token in base 64 and its rank", WHO, path, line_number)
     end
     ids[token] = id
@@ -188,7 +188,7 @@ function M.open(path, given)
   local o = opts(WHO, given, { pattern = opts.string, special_tokens = opts.table })
   for text, id in pairs(o.special_tokens or {}) do
     opts.expect(text, opts.string, "%s: a key of option 'special_tokens'", WHO)
-    opts.expect(id, models.id_kind, "%s: option 'special_tokens.%s'", WHO, text)
+    opts.expect(id, nodes.ID, "%s: option 'special_tokens.%s'", WHO, text)
   end
   local folder = path
   if lfs.attributes(path, "mode") == "directory" then

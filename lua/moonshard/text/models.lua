@@ -3,18 +3,13 @@
 local bpe = require "moonshard.text.bpe"
 local bytes = require "moonshard.text.bytes"
 local errors = require "moonshard.core.errors"
+local nodes = require "moonshard.text.node"
 local opts = require "moonshard.core.opts"
 local unigram = require "moonshard.text.unigram"
 
 local M = {}
 
 local SPACE = "\226\150\129"                          -- U+2581, which stands for a space
-local LIMIT = 2 ^ 24                                    -- ids are below this
-
-local id_kind = opts.kind("a whole number from 0 to 2^24 - 1", function(v)
-  return type(v) == "number" and v % 1 == 0 and v >= 0 and v < LIMIT
-end)
-M.id_kind = id_kind
 
 --- The object of ids by token at a key.
 ---@return table<string, integer>
@@ -22,7 +17,7 @@ function M.vocabulary(node, key)
   local of, ids = key and node:child(key, true) or node, {}
   for token in pairs(of.value) do
     if type(token) ~= "string" then of:fail(nil, "is a list, expected an object of ids by token") end
-    ids[token] = of:get(token, id_kind, true)
+    ids[token] = of:get(token, nodes.ID, true)
   end
   return ids
 end

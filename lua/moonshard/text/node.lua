@@ -10,6 +10,11 @@ Node.__index = Node
 
 local M = {}
 
+--- The kind of ids.
+M.ID = opts.kind("a whole number from 0 to 2^24 - 1", function(v)
+  return type(v) == "number" and v % 1 == 0 and v >= 0 and v < 2 ^ 24
+end)
+
 --- The root of a JSON text.
 ---@param text string
 ---@param path string  of the file, for errors

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Post-processors: what surrounds the tokens of a text, such as [CLS] and [SEP], and offsets without spaces. A template
 --- is a list of { sequence = 1 or 2, type = integer } and { ids = integer[], type = integer }.
+local nodes = require "moonshard.text.node"
 local opts = require "moonshard.core.opts"
 local splitters = require "moonshard.text.splitters"
 
@@ -12,7 +13,7 @@ local kinds = {}
 
 -- One token of [text, id].
 local function token(node, key)
-  return { ids = { node:child(key, true):get(2, opts.whole_from(0), true) }, type = 0 }
+  return { ids = { node:child(key, true):get(2, nodes.ID, true) }, type = 0 }
 end
 
 function kinds.ByteLevel(node, o)
@@ -40,14 +41,14 @@ local function template(node, key)
   for k, part in ipairs(node:list(key, true)) do
     local sequence, special = part:child "Sequence", part:child "SpecialToken"
     local of = sequence or special or part:fail(nil, "is neither a Sequence nor a SpecialToken")
-    local kind = of:get("type_id", opts.whole_from(0)) or 0
+    local kind = of:get("type_id", nodes.ID) or 0
     if sequence then
       list[k] = { sequence = of:one_of("id", { "A", "B" }, true) == "A" and 1 or 2, type = kind }
     else
       local name, ids = of:get("id", opts.string, true), {}
       local known = tokens and tokens:child(name) or of:fail("id", ("is '%s', which special_tokens lacks"):format(name))
       local given = known:child("ids", true)
-      for i = 1, #given.value do ids[i] = given:get(i, opts.whole_from(0), true) end
+      for i = 1, #given.value do ids[i] = given:get(i, nodes.ID, true) end
       list[k] = { ids = ids, type = kind }
     end
   end
