@@ -223,6 +223,7 @@ function M.remembered(self, word, encode)
   local found = self._words[word]
   if found then return found end
   local ids = encode(self, word)
+  ids.n = #ids                                          -- # would search for the end at every use
   if #word <= LONGEST then
     if self._cached == CACHED then self._words, self._cached = {}, 0 end
     self._words[word], self._cached = ids, self._cached + 1
@@ -237,7 +238,7 @@ local function next_cut(text, cut, at)
   return from
 end
 
---- The tokens of a word: a list of ids; field `sizes` has their bytes. Neither may be changed.
+--- The tokens of a word: a list of ids; field `n` is their number, `sizes` has their bytes. Neither may be changed.
 ---@param word string
 ---@return integer[]
 function BPE:encode(word)
@@ -254,7 +255,7 @@ function BPE:encode(word)
     if not from then break end
     at, from = from, next_cut(word, cut, from)
   end
-  ids.sizes = sizes
+  ids.sizes, ids.n = sizes, n
   return ids
 end
 

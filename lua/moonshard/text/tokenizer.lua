@@ -135,7 +135,7 @@ local function add_plain(list, model, regex, s, drops)
       ids = model:encode(word)
       words = model._words
     end
-    local count = #ids
+    local count = ids.n
     if n + count > room then
       list.n = n
       buffer = list:reserve(count)
