@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The parts of scripts/test --arm64, which sources this file: specs in an arm64 Debian (scripts/support/arm64), then
-# bits. The functions have the names and the order of those for sanitizers (tools.sh).
+# bits and packages. The functions have the names and the order of those for sanitizers (tools.sh).
 inside=scripts/support/arm64
 
 tool_start() {
@@ -38,7 +38,27 @@ same_bits() {
     done
 }
 
+# Makes the packages, installs them, trains on 2 ranks with the installed command, and removes them.
+packages_run() {
+    echo "test: packages for arm64"
+    "$inside" run sh -ec '
+        export DEBEMAIL=nobody@localhost OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        cd "$1"
+        rm -rf packages
+        cpack
+        trap "dpkg -P libmoonshard-dev moonshard" EXIT
+        dpkg -i packages/*_arm64.deb
+        cd /tmp
+        unset MOONSHARD_LIB MOONSHARD_BUILD
+        moonshard train --ranks 2 --steps 3 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 0 \
+            --out /tmp/arm64-run
+        rm -r /tmp/arm64-run' sh "$build" >"$build/packages.log" 2>&1 || { tail -n 30 "$build/packages.log"; return 1; }
+}
+
 tool_reports() {
     [ "$given" = 0 ] || return
-    if same_bits; then pass 1; else fail 1 "bits"; fi
+    local what
+    for what in same_bits packages_run; do
+        if $what; then pass 1; else fail 1 "$what"; fi
+    done
 }
