@@ -6,7 +6,7 @@
 --- rows the limit is arithmetic, not memory: then the bar is a share of that.
 ---
 --- Where PyTorch is installed (python3, or the interpreter that MOONSHARD_PEER_PYTHON names), its products over as many
---- copies follow (support/peer_few_rows.py).
+--- copies follow (support/peer_products.py).
 local support = require "bench"
 local ms = require "moonshard"
 local ffi = require "ffi"
@@ -21,24 +21,9 @@ local function words(text)
   return list
 end
 
--- Seconds of each case in PyTorch, by the names of the cases.
-local function peer_seconds(bench, root, names, copies)
-  local python = os.getenv "MOONSHARD_PEER_PYTHON" or "python3"
-  if bench.quick or os.execute(("'%s' -c 'import torch' 2>/dev/null"):format(python)) ~= 0 then return {} end
-  local pipe = io.popen(("'%s' '%sscripts/bench/support/peer_few_rows.py' %d '%s'"):format(python, root, copies,
-    table.concat(names, "' '")))
-  local times = {}
-  for line in pipe:lines() do
-    local seconds, name = line:match "^seconds (%S+) (.+)$"
-    if seconds then times[name] = tonumber(seconds) end
-  end
-  pipe:close()
-  return times
-end
-
 ---@param bench Bench
----@param root string
-return function(bench, root)
+---@param peer_seconds fun(names: string[], copies: integer): table<string, number>  seconds of the cases in PyTorch
+return function(bench, peer_seconds)
   local given, bytes = bench.given, bench.quick and 2 ^ 21 or BYTES
   for _, threads in ipairs(words(given.threads)) do
     ms.set_num_threads(threads)
@@ -54,14 +39,14 @@ return function(bench, root)
           function() support.read(from, used, threads) end, bytes = used } }
         for _, rows in ipairs(words(given.rows)) do
           local x = ms.randn(rows, k):to(dtype)
-          names[#names + 1] = ("%s %d %d %d %d"):format(dtype, rows, k, n, threads)
+          names[#names + 1] = ("%s,%d,%d,%d,NT,%d"):format(dtype, rows, k, n, threads)
           cases[#cases + 1] = { ("%s %d rows, %d x %d, %d threads"):format(dtype, rows, k, n, threads), bytes = used,
             flops = 2 * rows * k * n * copies, function()
               for c = 1, copies do ms.scope(function() ms.nn.F.linear(x, views[c]) end) end
             end }
         end
         local results = bench:alternate(cases, { runs = 7 })
-        local peer = peer_seconds(bench, root, names, copies)
+        local peer = peer_seconds(names, copies)
         local memory = results[cases[1][1]].best
         for c = 2, #cases do
           local own = results[cases[c][1]]
