@@ -32,13 +32,18 @@ for world = 1, 4 do
         local ms = require "moonshard"
         local dist = ms.dist
         local function call(who, n) return dist[who](ms.zeros(outs * n), ms.ones(ins * n)) end
-        for text, fn in pairs {
-          [": out is nil, expected a tensor"] = function() dist[name](nil, ms.ones(ins)) end,
-          [": the input is a number (3), expected a tensor"] = function() dist[name](ms.ones(outs), 3) end,
-          [": unknown option 'grop'; did you mean 'group'?"] = function() dist[name](ms.ones(outs), ms.ones(ins), { grop = 1 }) end,
-          [": dtypes differ: out is int64"] = function() dist[name](ms.ones(outs, { dtype = "int64" }), ms.ones(ins)) end,
-          [": out is float32 [" .. 3 * outs + 1 .. "] cpu"] = function() dist[name](ms.ones(3 * outs + 1), ms.ones(3 * ins)) end,
+        -- A list: pairs would go through it in another order on each rank.
+        for _, wrong in ipairs {
+          { ": out is nil, expected a tensor", function() dist[name](nil, ms.ones(ins)) end },
+          { ": the input is a number (3), expected a tensor", function() dist[name](ms.ones(outs), 3) end },
+          { ": unknown option 'grop'; did you mean 'group'?",
+            function() dist[name](ms.ones(outs), ms.ones(ins), { grop = 1 }) end },
+          { ": dtypes differ: out is int64",
+            function() dist[name](ms.ones(outs, { dtype = "int64" }), ms.ones(ins)) end },
+          { ": out is float32 [" .. 3 * outs + 1 .. "] cpu",
+            function() dist[name](ms.ones(3 * outs + 1), ms.ones(3 * ins)) end },
         } do
+          local text, fn = unpack(wrong)
           local why = message(fn)
           assert.equal(name .. ": ", why:match "^[%w_]+: ", why)
           assert.truthy(why:find(text, 1, true), why)

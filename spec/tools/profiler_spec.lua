@@ -411,7 +411,7 @@ ranks.describe(2, "the profiler over ranks #timed", function()
   end)
 
   it("shows collectives on the queue that ran them, with their unit", function()
-    local model = nn.Sequential(nn.Linear(64, 64))
+    local model = nn.Sequential(nn.Linear(64, 512))     -- more than the 64 KiB that are reduced at once
     fsdp.fully_shard(model[1])
     fsdp.fully_shard(model)
     local p = profiler.profile(function() model(ms.ones(2, 64)):sum():backward() end)
