@@ -40,7 +40,7 @@ local slow_product = ms.Function {
 
 --- naps: a list to which the duration of each sleep is appended, in milliseconds.
 function LinearWithSleep:init(dim, sleep_ms, naps)
-  self.sleep_ms, self.naps = sleep_ms, naps or {}
+  self.dim, self.sleep_ms, self.naps = dim, sleep_ms, naps or {}
   self.weight = nn.Parameter(ms.rand(dim, dim))
 end
 
