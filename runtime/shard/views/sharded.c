@@ -345,7 +345,8 @@ static ms_status over_replicas(unit *u, reduction *r, ms_request request)
     if (u->gradients.partial) MS_TRY(add_partial(u, r));
     r->scattered = r->work;
     r->work = NULL;
-    request.group = u->replicate;
+    request.group = u->replicate;  // possibly on other nodes
+    request.stream = ms__unit_stream(u, u->replicate, MS_STREAM_REDUCE, ms__nbytes(r->out) * (size_t)u->world);
     request.op = MS_DIST_ALL_REDUCE;
     request.scale = 1;
     request.in = NULL;
