@@ -5,6 +5,25 @@ local M = {}
 
 local BASE = 2 ^ 24                                     -- a pair of ids as one number: first * BASE + second
 
+--- The words of all texts as { ids, count }, in the order in which they first occur.
+---@param texts string[]
+---@param each fun(text: string, fn: fun(word: string))  calls fn with each word of a text
+---@param ids_of fun(word: string): integer[]
+---@return table[]
+function M.words(texts, each, ids_of)
+  local list, by_word = {}, {}
+  local function count(word)
+    local entry = by_word[word]
+    if not entry then
+      entry = { ids = ids_of(word), count = 0 }
+      by_word[word], list[#list + 1] = entry, entry
+    end
+    entry.count = entry.count + 1
+  end
+  for _, text in ipairs(texts) do each(text, count) end
+  return list
+end
+
 --- Returns a new list of ids, in which each pair a, b is replaced by id.
 ---@param ids integer[]
 ---@return integer[]

@@ -70,22 +70,6 @@ end
 
 -- ---- training --------------------------------------------------------------------------------------
 
--- The words of all texts as { ids, count }, in the order in which they first occur.
-local function words_of(texts)
-  local list, by_word = {}, {}
-  for _, text in ipairs(texts) do
-    each_word(text, function(word)
-      local entry = by_word[word]
-      if not entry then
-        entry = { ids = bytes_of(word), count = 0 }
-        by_word[word], list[#list + 1] = entry, entry
-      end
-      entry.count = entry.count + 1
-    end)
-  end
-  return list
-end
-
 --- Learns tokens from texts: joins the most frequent pair of neighbouring tokens, again and again, until there are
 --- vocab_size tokens or no pair occurs twice. Equal texts give equal tokens.
 ---@param texts string|string[]  what to learn from
@@ -98,7 +82,7 @@ function M.train_tokenizer(texts, given)
   opts.need(opts.is_plain(texts), texts, "a string or a list of strings", "%s: argument 1", who)
   for k, text in ipairs(texts) do opts.expect(text, opts.string, "%s: text %d", who, k) end
   local self = new()
-  merges.learn(words_of(texts), o.vocab_size - 256, function(a, b) return join(self, a, b) end)
+  merges.learn(merges.words(texts, each_word, bytes_of), o.vocab_size - 256, function(a, b) return join(self, a, b) end)
   return self
 end
 

@@ -12,24 +12,6 @@ local splitters = require "moonshard.text.splitters"
 
 local M = {}
 
--- The words of all texts as { ids, count }, in the order in which they first occur.
-local function words_of(texts, regex, id_of)
-  local list, by_word = {}, {}
-  for _, text in ipairs(texts) do
-    splitters.each(regex, text, function(i, j)
-      local word = text:sub(i, j)
-      local entry = by_word[word]
-      if not entry then
-        entry = { ids = {}, count = 0 }
-        for k = 1, #word do entry.ids[k] = id_of[word:byte(k)] end
-        by_word[word], list[#list + 1] = entry, entry
-      end
-      entry.count = entry.count + 1
-    end)
-  end
-  return list
-end
-
 --- As ms.text.train_bpe.
 function M.bpe(texts, given)
   local who = "train_bpe"
@@ -58,7 +40,15 @@ function M.bpe(texts, given)
   for b = 0, 255 do chars[b + 1] = bytes.char[b] end
   table.sort(chars)
   for _, char in ipairs(chars) do id_of[bytes.byte[char]:byte()] = vocab[char] or add(char) end
-  merges.learn(words_of(texts, regex, id_of), o.vocab_size - n, function(a, b)
+  local function each(text, fn)
+    splitters.each(regex, text, function(i, j) fn(text:sub(i, j)) end)
+  end
+  local function ids_of(word)
+    local ids = {}
+    for k = 1, #word do ids[k] = id_of[word:byte(k)] end
+    return ids
+  end
+  merges.learn(merges.words(texts, each, ids_of), o.vocab_size - n, function(a, b)
     list[#list + 1] = { tokens[a], tokens[b] }
     local both = tokens[a] .. tokens[b]
     return vocab[both] or add(both)
