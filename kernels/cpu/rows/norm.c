@@ -148,8 +148,10 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
     if (st != MS_OK) goto out;
 
-    int64_t step = ms__rows_per_block(p.n) * p.n, blocks = step ? (x->numel + step - 1) / step : 0;
-    p.room_bytes = (size_t)(5 * p.n) * size;
+    // At most 64 blocks: each adds 2 n partial sums to the memory traffic.
+    int64_t some = p.n ? (x->numel / p.n + 63) / 64 : 0, few = ms__rows_per_block(p.n);
+    int64_t step = (some > few ? some : few) * p.n, blocks = step ? (x->numel + step - 1) / step : 0;
+    p.room_bytes = (size_t)(4 * p.n) * size;
     p.sums_bytes = (size_t)(2 * p.n) * size;
     if (!x->numel) {
         if (dw) memset(ms__data(dw), 0, ms__nbytes(dw));

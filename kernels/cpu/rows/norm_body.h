@@ -37,13 +37,15 @@ static MS_KERNEL void R(softmax_backward)(void *arg, int64_t first, int64_t last
         const REAL *y = ROW_IN(w->dtype, w->x, at, stride, n, room),
                    *g = ROW_IN(w->dtype, w->g, at, stride, n, room + n);
         REAL *dx = ROW_AT(w->dtype, w->out, at, stride, room + 2 * n);
-        if (w->log) {
-            REAL s = R(ms__row_sum)(g, n);
-            for (int64_t j = 0; j < n; j++) dx[j] = g[j] - EXP(y[j]) * s;
-        } else {
-            REAL s = R(ms__row_dot)(g, y, n);
-            for (int64_t j = 0; j < n; j++) dx[j] = y[j] * (g[j] - s);
-        }
+        REAL s = w->log ? R(ms__row_sum)(g, n) : R(ms__row_dot)(g, y, n);
+#define NEXT(j) R(ms__fetch)(y + n + j), R(ms__fetch)(g + n + j)
+#define SOFT(j) y[j] * (g[j] - s)
+#define LOG_SOFT(j) g[j] - R(ms__soft_exp)(y[j]) * s
+        if (w->log) MS_ROW_SET(n, dx, LOG_SOFT, NEXT)
+        else MS_ROW_SET(n, dx, SOFT, NEXT)
+#undef NEXT
+#undef SOFT
+#undef LOG_SOFT
         ROW_OUT(w->dtype, w->out, at, stride, n, dx);
     }
 }
@@ -74,45 +76,78 @@ static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t bl
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
         REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
         if (p->stats) ((REAL *)p->stats)[2 * row] = mean, ((REAL *)p->stats)[2 * row + 1] = rstd;
-        if (w && b)
-            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j] + b[j];
-        else if (w)
-            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j];
-        else
-            for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd + (b ? b[j] : 0);
+#define NEXT(j) R(ms__fetch)(x + n + j)
+#define PLAIN(j) (x[j] - mean) * rstd
+#define BIASED(j) PLAIN(j) + b[j]
+#define WEIGHTED(j) PLAIN(j) * w[j]
+#define BOTH_OF(j) PLAIN(j) * w[j] + b[j]
+        if (w && b) MS_ROW_SET(n, y, BOTH_OF, NEXT)
+        else if (w) MS_ROW_SET(n, y, WEIGHTED, NEXT)
+        else if (b) MS_ROW_SET(n, y, BIASED, NEXT)
+        else MS_ROW_SET(n, y, PLAIN, NEXT)
+#undef NEXT
+#undef PLAIN
+#undef BIASED
+#undef WEIGHTED
+#undef BOTH_OF
         ROW_OUT(p->dtype, p->out, row * n, 1, n, y);
     }
 }
 
 // With h = (x - mean) * rstd and q = g * w: dx = rstd (q - mean(q) - h mean(q h)); rms_norm omits mean(q). dw = sum of
-// g h over rows, db = sum of g. A block's partial sums are stored in sums[0 .. n) and sums[n .. 2 n).
+// g h over rows, db = sum of g. Two passes over a row, which compute h and q each time: the first adds q and q h, in
+// 32 lanes, and g h and g to a block's partial sums, sums[0 .. n) and sums[n .. 2 n).
+MS_INLINE void R(norm_sums)(const REAL *restrict x, const REAL *restrict g, const REAL *restrict w, REAL mean,
+                            REAL rstd, int64_t n, REAL *restrict sums, REAL *mq, REAL *mh)
+{
+    REAL a[32] = { 0 }, b[32] = { 0 };
+    int64_t j = 0;
+#define TERM(at, l)                                                \
+    REAL h = (x[at] - mean) * rstd, q = w ? g[at] * w[at] : g[at]; \
+    a[l] += q;                                                     \
+    b[l] += q * h;                                                 \
+    if (sums) sums[at] += g[at] * h, sums[n + at] += g[at];
+    for (; j + 32 <= n; j += 32) MS_LANES(32, l)
+        {
+            TERM(j + l, l)
+        }
+    for (; j + 16 <= n; j += 16) MS_LANES(16, l)
+        {
+            TERM(j + l, l)
+        }
+    for (int64_t l = 0; j + l < n; l++) { TERM(j + l, l) }
+#undef TERM
+    MS_LANES(16, l) a[l] += a[l + 16];
+    MS_LANES(16, l) b[l] += b[l + 16];
+    *mq = R(ms__fold)(a) / (REAL)n;
+    *mh = R(ms__fold)(b) / (REAL)n;
+}
+
 static MS_KERNEL void R(norm_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const norm *p = arg;
     int64_t n = p->n;
-    REAL *room = (REAL *)(p->room + p->room_bytes * (size_t)ms__thread_num());
+    REAL *room = (REAL *)(p->room + p->room_bytes * (size_t)ms__thread_num()), mq, mh;
     REAL *sums = p->sums ? (REAL *)(p->sums + p->sums_bytes * (size_t)block) : NULL;
     const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room) : NULL;
-    REAL *h = room + 3 * n, *q = room + 4 * n;
     if (sums) memset(sums, 0, 2 * (size_t)n * sizeof *sums);
     for (int64_t row = first / n; row < last / n; row++) {
         const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n),
                    *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
         REAL mean = ((const REAL *)p->stats)[2 * row], rstd = ((const REAL *)p->stats)[2 * row + 1];
-        for (int64_t j = 0; j < n; j++) h[j] = (x[j] - mean) * rstd;
-        if (sums)
-            for (int64_t j = 0; j < n; j++) {
-                sums[j] += g[j] * h[j];
-                sums[n + j] += g[j];
-            }
+        if (w && sums) R(norm_sums)(x, g, w, mean, rstd, n, sums, &mq, &mh);
+        else R(norm_sums)(x, g, w, mean, rstd, n, sums, &mq, &mh);
         if (!p->out) continue;
-        if (w)
-            for (int64_t j = 0; j < n; j++) q[j] = g[j] * w[j];
-        else
-            for (int64_t j = 0; j < n; j++) q[j] = g[j];
-        REAL mq = p->rms ? 0 : R(ms__row_sum)(q, n) / (REAL)n, mh = R(ms__row_dot)(q, h, n) / (REAL)n;
-        REAL *dx = ROW_AT(p->dtype, p->out, row * n, 1, q);
-        for (int64_t j = 0; j < n; j++) dx[j] = rstd * (q[j] - mq - h[j] * mh);
+        if (p->rms) mq = 0;
+        REAL *dx = ROW_AT(p->dtype, p->out, row * n, 1, room + 3 * n);
+#define NEXT(j) R(ms__fetch)(x + n + j), R(ms__fetch)(g + n + j)
+#define PLAIN(j) rstd *(g[j] - mq - (x[j] - mean) * rstd * mh)
+#define WEIGHTED(j) rstd *(g[j] * w[j] - mq - (x[j] - mean) * rstd * mh)
+        if (w) MS_ROW_SET(n, dx, WEIGHTED, NEXT)
+        else MS_ROW_SET(n, dx, PLAIN, NEXT)
+#undef NEXT
+#undef PLAIN
+#undef WEIGHTED
         ROW_OUT(p->dtype, p->out, row * n, 1, n, dx);
     }
 }

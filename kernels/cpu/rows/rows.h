@@ -71,6 +71,18 @@ static inline void ms__row_out_f64(int dtype, void *base, int64_t at, int64_t st
 // simd`: without it, GCC unrolls the loops of 16 before it looks for vectors.
 #define MS_LANES(n, l) _Pragma("omp simd") for (int l = 0; l < (n); l++)
 
+// y[j] = TERM(j) for j < n: the last pass over a row, during which FETCH(j) prefetches 64 elements of the next one.
+// Else memory would rest during this pass.
+#define MS_ROW_SET(n, y, TERM, FETCH)                \
+    {                                                \
+        int64_t j = 0;                               \
+        for (; j + 64 <= (n); j += 64) {             \
+            FETCH(j);                                \
+            MS_LANES(64, l)(y)[j + l] = TERM(j + l); \
+        }                                            \
+        for (; j < (n); j++) (y)[j] = TERM(j);       \
+    }
+
 // Sums, maxima and exponentials of rows, once per accumulation type.
 #define REAL float
 #define R(x) x##_f32

@@ -67,6 +67,12 @@ MS_INLINE REAL R(ms__soft_exp)(REAL d)
     return d < lowest ? 0 : e;
 }
 
+// Prefetches 64 elements.
+MS_INLINE void R(ms__fetch)(const REAL *x)
+{
+    for (int l = 0; l < 64; l += 64 / (int)sizeof(REAL)) __builtin_prefetch(x + l);
+}
+
 // y = exp(x - m); x may be y. Returns the sum, added as in ms__row_sum. Prefetches the memory after x, which usually is
 // the next row.
 MS_INLINE REAL R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
@@ -74,7 +80,7 @@ MS_INLINE REAL R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
     REAL s[64] = { 0 };
     int64_t j = 0;
     for (; j + 64 <= n; j += 64) {
-        for (int l = 0; l < 64; l += 64 / (int)sizeof(REAL)) __builtin_prefetch(x + n + j + l);
+        R(ms__fetch)(x + n + j);
         MS_LANES(64, l) s[l] += y[j + l] = R(ms__soft_exp)(x[j + l] - m);
     }
     MS_LANES(16, l) s[l] = (s[l] + s[l + 16]) + (s[l + 32] + s[l + 48]);
