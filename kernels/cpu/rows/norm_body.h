@@ -96,11 +96,12 @@ static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t bl
 
 // With h = (x - mean) * rstd and q = g * w: dx = rstd (q - mean(q) - h mean(q h)); rms_norm omits mean(q). dw = sum of
 // g h over rows, db = sum of g. Two passes over a row, which compute h and q each time: the first adds q and q h, in
-// 32 lanes, and g h and g to a block's partial sums, sums[0 .. n) and sums[n .. 2 n).
-MS_INLINE void R(norm_sums)(const REAL *restrict x, const REAL *restrict g, const REAL *restrict w, REAL mean,
-                            REAL rstd, int64_t n, REAL *restrict sums, REAL *mq, REAL *mh)
+// 32 lanes, and g h and g to a block's partial sums, sums[0 .. n) and sums[n .. 2 n). m: the mean, rstd, and
+// gets mean(q) and mean(q h).
+MS_INLINE void R(norm_sums)(const REAL *restrict x, const REAL *restrict g, const REAL *restrict w, int64_t n,
+                            REAL *restrict sums, REAL *m)
 {
-    REAL a[32] = { 0 }, b[32] = { 0 };
+    REAL a[32] = { 0 }, b[32] = { 0 }, mean = m[0], rstd = m[1];
     int64_t j = 0;
 #define TERM(at, l)                                                \
     REAL h = (x[at] - mean) * rstd, q = w ? g[at] * w[at] : g[at]; \
@@ -119,15 +120,15 @@ MS_INLINE void R(norm_sums)(const REAL *restrict x, const REAL *restrict g, cons
 #undef TERM
     MS_LANES(16, l) a[l] += a[l + 16];
     MS_LANES(16, l) b[l] += b[l + 16];
-    *mq = R(ms__fold)(a) / (REAL)n;
-    *mh = R(ms__fold)(b) / (REAL)n;
+    m[2] = R(ms__fold)(a) / (REAL)n;
+    m[3] = R(ms__fold)(b) / (REAL)n;
 }
 
 static MS_KERNEL void R(norm_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const norm *p = arg;
     int64_t n = p->n;
-    REAL *room = (REAL *)(p->room + p->room_bytes * (size_t)ms__thread_num()), mq, mh;
+    REAL *room = (REAL *)(p->room + p->room_bytes * (size_t)ms__thread_num());
     REAL *sums = p->sums ? (REAL *)(p->sums + p->sums_bytes * (size_t)block) : NULL;
     const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room) : NULL;
     if (sums) memset(sums, 0, 2 * (size_t)n * sizeof *sums);
@@ -135,10 +136,11 @@ static MS_KERNEL void R(norm_backward)(void *arg, int64_t first, int64_t last, i
         const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n),
                    *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
         REAL mean = ((const REAL *)p->stats)[2 * row], rstd = ((const REAL *)p->stats)[2 * row + 1];
-        if (w && sums) R(norm_sums)(x, g, w, mean, rstd, n, sums, &mq, &mh);
-        else R(norm_sums)(x, g, w, mean, rstd, n, sums, &mq, &mh);
+        REAL m[] = { mean, rstd, 0, 0 };
+        if (w && sums) R(norm_sums)(x, g, w, n, sums, m);
+        else R(norm_sums)(x, g, w, n, sums, m);
         if (!p->out) continue;
-        if (p->rms) mq = 0;
+        REAL mq = p->rms ? 0 : m[2], mh = m[3];
         REAL *dx = ROW_AT(p->dtype, p->out, row * n, 1, room + 3 * n);
 #define NEXT(j) R(ms__fetch)(x + n + j), R(ms__fetch)(g + n + j)
 #define PLAIN(j) rstd *(g[j] - mq - (x[j] - mean) * rstd * mh)
