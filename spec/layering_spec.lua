@@ -12,7 +12,7 @@ local engine = {
 local front = {
   { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data", "distributions" },
   { "parallel" }, { "io", "text" },
-  { "doors" }, { "models", "run", "plot", "tools" }, { "all" },
+  { "doors" }, { "models", "run", "plot", "tools", "hf" }, { "all" },
 }
 -- Modules that only collect others under the name that scripts use; no lower layer requires them.
 local doors = { ["nn"] = "doors", ["parallel.fsdp"] = "doors", ["fsdp"] = "doors", [""] = "all" }

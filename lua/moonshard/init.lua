@@ -55,7 +55,7 @@ if slow then ms.warn(slow) end
 
 -- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing",
-  "distributions", "text" }
+  "distributions", "text", "hf" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", metrics = "tools.metrics",
   testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",

@@ -18,6 +18,7 @@ local flat = require "moonshard.parallel.fsdp.flat"
 local module = require "moonshard.parallel.fsdp.module"
 local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.core.opts"
+local placement = require "moonshard.io.placement"
 local scope = require "moonshard.tensor.scope"
 local named_states = require "moonshard.io.states"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -38,26 +39,6 @@ local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, ch
 
 -- ---- positions of tensors in a checkpoint -------------------------------------------------------
 
--- The position of this rank's part in the whole tensor t. dim: the dimension along which t is sharded, from 1; 0: the
--- part is a range of elements in row-major order. first: the first position along dim, or the first element, from 0.
--- here: the number of positions or elements. row: the number of elements per row if dim is 1.
-local function place_of(t)
-  if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
-  local s = sharded.shard_info(t)
-  local elements = s.layout == C.MS_LAYOUT_FLAT
-  return { dim = elements and 0 or s.dim + 1, first = tonumber(s.first), here = tonumber(s.here), row = elements and 1
-    or tonumber(s.row_numel) }
-end
-
--- The first element (from 0) at this position and the number of elements; nil if they are not contiguous.
-local function range_of(place)
-  if place.dim > 1 then return nil end
-  return place.first * place.row, place.here * place.row
-end
-
--- Whether every rank holds all of t: it is not sharded, or sharded over this rank alone.
-local function is_shared(t) return not sharded.is_sharded(t) or sharded.shard_info(t).world == 1 end
-
 local function replica(t)
   local unit = rawget(t, "_unit")
   return unit and unit.replicates and unit.mesh and unit.mesh():rank(1) or 0
@@ -68,8 +49,8 @@ local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 -- The checkpoint's entry of the state `key` that an optimizer keeps for parameter p. part: its tensor on this rank.
 local function state_entry(optim, p, name, key, part)
   local like = optim_state.keeps_whole(optim, p, key) and part or p
-  return { name = name, whole = whole_shape(like), place = place_of(like), replica = replica(like), like = like,
-    part = part, shared = is_shared(like) }
+  return { name = name, whole = whole_shape(like), place = placement.of(like), replica = replica(like), like = like,
+    part = part, shared = placement.is_shared(like) }
 end
 
 -- The checkpoint's entries of the averages of the model's parameters; none without `ema`.
@@ -77,8 +58,8 @@ local function averages_of(who, m, ema)
   local names, list = ema and flat.names_below(m), {}
   for k, p in ipairs(ema and ema._params or {}) do
     if not names[p] then errors.raise("%s: option 'ema': parameter %d of the averages is not a parameter of the model", who, k) end
-    list[k] = { name = "ema." .. names[p], whole = whole_shape(p), place = place_of(p), replica = replica(p), like = p,
-      part = ema._averages[k], shared = is_shared(p) }
+    list[k] = { name = "ema." .. names[p], whole = whole_shape(p), place = placement.of(p), replica = replica(p), like = p,
+      part = ema._averages[k], shared = placement.is_shared(p) }
   end
   return list
 end
@@ -95,8 +76,8 @@ local function entries_of(m, optim)
       aliases["model." .. name] = seen[t]
     else
       seen[t] = "model." .. name
-      list[#list + 1] = { name = seen[t], whole = whole_shape(t), place = place_of(t), replica = replica(t), like = t,
-        part = (sharded.is_sharded(t) and t:to_local() or t):detach(), shared = is_shared(t) }
+      list[#list + 1] = { name = seen[t], whole = whole_shape(t), place = placement.of(t), replica = replica(t), like = t,
+        part = (sharded.is_sharded(t) and t:to_local() or t):detach(), shared = placement.is_shared(t) }
     end
   end
   local numbers, groups = {}, nil
@@ -355,51 +336,6 @@ end
 
 -- ---- loading -------------------------------------------------------------------------------------
 
--- Requests the parts of an entry's pieces that this rank needs in `target` (contiguous, of the entry's dtype), which
--- receives the range [first, first + n) of elements of the whole tensor.
-local function want_range(readers, name, entry, target, first, n)
-  local row = 1
-  for d = 2, #entry.shape do row = row * entry.shape[d] end
-  for _, piece in ipairs(entry.pieces) do
-    local step = piece[2] == 1 and row or 1
-    local begin_at, count = piece[3] * step, piece[4] * step
-    local from, to = math.max(first, begin_at), math.min(first + n, begin_at + count)
-    if to > from then readers[piece[1]]:want(name, from - begin_at, to - from, target, from - first) end
-  end
-end
-
--- Requests the reads for one tensor. Returns a function to call after the reads, which copies the data; nil if nothing
--- is to be copied, because the reads write to the tensor directly or read no elements.
-local function plan(readers, name, entry, e)
-  local place, part = e.place, e.part
-  local dim = entry.pieces[1][2]
-  local first, n = range_of(place)
-  if first and dim <= 1 then
-    local direct = entry.dtype == part.dtype and part:is_contiguous() and part.device:match "^cpu"
-    local target = direct and part or create.empty(part.shape, { dtype = entry.dtype, device = "cpu" })
-    want_range(readers, name, entry, target, first, n)
-    return not direct and n > 0 and function() part:copy_(target) end or nil
-  end
-  -- The tensor is sharded along a dimension after the first, in the checkpoint or in the model: assemble the whole from
-  -- its pieces.
-  local whole = create.empty(entry.shape, { dtype = entry.dtype, device = "cpu" })
-  local pieces = {}
-  for k, piece in ipairs(entry.pieces) do
-    if dim <= 1 then break end
-    local shape = { unpack(entry.shape) }
-    shape[dim] = piece[4]
-    pieces[k] = create.empty(shape, { dtype = entry.dtype, device = "cpu" })
-    readers[piece[1]]:want(name, 0, pieces[k]:numel(), pieces[k], 0)
-  end
-  if dim <= 1 then want_range(readers, name, entry, whole, 0, whole:numel()) end
-  return function()
-    for k, piece in ipairs(entry.pieces) do
-      if pieces[k] then whole:narrow(dim, piece[3] + 1, piece[4]):copy_(pieces[k]) end
-    end
-    part:copy_((e.shared and whole or sharded.part_of(e.like, whole)):reshape(part.shape))
-  end
-end
-
 -- Returns a state dict with the optimizer's numbers and with uninitialized tensors for the state that the index lists,
 -- a list of these tensors, and a function that raises if the optimizer does not accept this state or its options.
 local function empty_state(dir, index, m, optim)
@@ -475,7 +411,7 @@ local function read_files(dir, index, list, verify, dist, fits)
     end
     fits()
     for _, e in ipairs(list) do
-      local done = plan(readers, e.name, index.tensors[e.name], e)
+      local done = placement.plan(readers, e.name, index.tensors[e.name], e)
       if done then after[#after + 1] = done end
     end
     local world, me = dist.world_size(), dist.rank()

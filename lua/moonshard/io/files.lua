@@ -9,6 +9,7 @@ local errors = require "moonshard.core.errors"
 local formats = require "moonshard.io.formats"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
+local shards = require "moonshard.io.shards"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 local task = require "moonshard.core.task"
@@ -269,7 +270,35 @@ local function chosen(reader, o)
   return names
 end
 
---- Reads a safetensors file: the table that save wrote, or tensors by name. Tensors of a dtype that Moonshard's tensors
+-- Reads the tensors of an index from its files.
+local function load_shards(path, o)
+  local tensors, metadata, wanted, known = {}, {}, o.names and {}, {}
+  for _, name in ipairs(o.names or {}) do wanted[name] = true end
+  for _, part in ipairs(shards.read(path)) do
+    local names, prefix = {}, o.prefix or ""
+    for _, name in ipairs(part.names) do
+      known[#known + 1] = name
+      if (not wanted or wanted[name]) and name:sub(1, #prefix) == prefix then names[#names + 1] = name end
+      if wanted then wanted[name] = nil end
+    end
+    local reader = M.reader(part.path, { verify = false })
+    local ok, err = pcall(shards.check, path, part, function(name) return reader:has(name) end)
+    reader:close()
+    if not ok then error(err, 0) end
+    if #names > 0 then
+      local some, about = M.load(part.path, { device = o.device, verify = o.verify, prefix = o.prefix,
+        names = o.names and names })
+      for name, t in pairs(some) do tensors[name] = t end                  -- any order: names are distinct
+      for key, value in pairs(about) do metadata[key] = value end
+    end
+  end
+  local left = wanted and next(wanted)
+  if left then errors.raise("load: '%s': %s", path, errors.unknown("tensor", left, known)) end
+  return tensors, metadata
+end
+
+--- Reads a safetensors file: the table that save wrote, or tensors by name; or the files of an index, such as
+--- `model.safetensors.index.json`, as one. Tensors of a dtype that Moonshard's tensors
 --- lack, such as F8_E4M3 and U16, are left out, and a warning names them. Errors: a file whose header or checksums show
 --- damage; a name that the file does not contain, or whose dtype tensors lack.
 ---@param path string  path of the file
@@ -282,6 +311,11 @@ end
 ---   model:load_state_dict(ms.load(path))
 function M.load(path, given)
   local o = opts("load", given, { device = opts.string, names = opts.table, prefix = opts.string, verify = true })
+  if type(path) == "string" and shards.is_index(path) then
+    local tensors, metadata = load_shards(path, o)
+    opts.result(metadata)
+    return tensors, metadata
+  end
   local reader = M.reader(path, o)
   local tensors, metadata = {}, reader.metadata
   local ok, err = pcall(function()

@@ -229,7 +229,7 @@ function Module:state_dict()
 end
 
 -- Maps names of this model to names in which containers count from 0: "net.1.weight" -> "net.0.weight".
-local function names_from_0(self)
+function Module._names_from_0(self)
   local prefixes, modules, is_position = {}, {}, {}
   walk(self, "", nil, prefixes, modules, {})
   for k, m in ipairs(modules) do
@@ -255,7 +255,7 @@ end
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
-  for name, key in pairs(names_from_0(self)) do
+  for name, key in pairs(self:_names_from_0()) do
     out[name] = sd[key]
     taken[key] = true
   end
@@ -283,7 +283,7 @@ end
 -- A hint for the case that names do not match because the state dict counts from 0 and this model from 1; otherwise
 -- nil.
 local function counts_from_0(self, known, sd)
-  local from_0, example = names_from_0(self), nil
+  local from_0, example = self:_names_from_0(), nil
   local other = {}
   for name, key in pairs(from_0) do other[key] = name end
   for name in pairs(sd) do

@@ -3,7 +3,7 @@
 --- library: the names in a list, in its order, or all names that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
-  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions", "text" } do assert(ms[name]) end   -- loads each
+  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions", "text", "hf" } do assert(ms[name]) end   -- loads each
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -64,6 +64,7 @@ local corpus = ms.data.corpus(path)
 local batches = ms.data.batches(corpus, { context = 4, batch = 1 })
 os.remove(path)
 
+local causal_model = ms.hf.create({ model_type = "gpt2", vocab_size = 2, n_embd = 2, n_layer = 1, n_head = 1 })
 local tokenizer = ms.text.train_bpe("", { vocab_size = 256 })
 local profile = ms.profiler.start()
 profile:stop()
@@ -322,6 +323,13 @@ return {
       section("Functions", "text.", ms.text),
       section("Methods of TextTokenizer", "TextTokenizer:", methods_of(tokenizer)),
       section("Methods of TextStream", "TextStream:", methods_of(tokenizer:stream())),
+    },
+  },
+  {
+    file = "hf", title = "hf", intro = "Models of Hugging Face's folders, in and out.",
+    sections = {
+      section("Functions", "hf.", ms.hf),
+      section("Methods of HFCausalLM", "HFCausalLM:", methods_of(causal_model), "forward"),
     },
   },
   {

@@ -1,0 +1,210 @@
+-- SPDX-License-Identifier: MIT
+--- The block of all transformers here: attention and an MLP, each beside a residual connection. What families do
+--- differently is an option of the block; a family's file names them.
+---
+--- A block is called with the stream x [B, T, C] and a table that the model makes once a forward:
+---   full, sliding  what layers of each kind attend to: { is_causal, attn_mask, memory }, of which masks are made once
+---   turns          cosines and sines of the positions (rotary.lua); nil without rotary positions
+---   cache          holds the keys and values of earlier calls (cache.lua); nil without
+---   memory         what cross-attention attends to, [B, S, C], and memory_mask
+-- Sizes: B batch, T queries, S keys, C channels (dim), H heads, K heads of keys and values, D channels of a head.
+require "moonshard.autograd.methods"
+local errors = require "moonshard.core.errors"
+local nn = require "moonshard.nn"
+local rotary = require "moonshard.hf.rotary"
+local scope = require "moonshard.tensor.scope"
+
+local F = nn.F
+local M = {}
+
+---@class HFBlockOptions
+---@field dim integer
+---@field heads integer
+---@field kv_heads? integer  (default: heads)
+---@field head_dim? integer  (default: dim / heads)
+---@field mlp_dim integer
+---@field layer integer  number of the block, from 1, by which the cache knows it
+---@field norm { kind: string, eps: number, bias: boolean }  kind: "layer", "rms", or "rms1", whose weight counts from -1
+---@field post_norm? boolean  norm(x + part(x)), as BERT, not x + part(norm(x))
+---@field sandwich? boolean  another norm after each part, as Gemma 2
+---@field qk_norm? boolean  norms of each head's queries and keys, as Qwen3
+---@field fused? boolean  one projection makes queries, keys and values, and one the two halves of a gated MLP
+---@field bias? { qkv: boolean, k: boolean, out: boolean, mlp: boolean }
+---@field gated? boolean  down(act(gate(x)) * up(x)), not down(act(up(x)))
+---@field act string  a name in M.activations
+---@field scale? number  factor of the scores (default: 1 / sqrt(D))
+---@field softcap? number  c: scores become c tanh(score / c)
+---@field sliding? boolean  attends as `sliding` of the call says
+---@field cross? boolean  has attention to `memory` between the two parts
+---@field dropout? number
+---@field attention_dropout? number
+---@field dtype? string
+---@field device? string
+
+--- Activations by the names in config.json.
+M.activations = {
+  gelu = F.gelu, relu = F.relu, silu = F.silu, swish = F.silu, tanh = F.tanh,
+  quick_gelu = function(x) return x * (x * 1.702):sigmoid() end,
+}
+local function gelu_tanh(x) return F.gelu(x, { approximate = "tanh" }) end
+M.activations.gelu_new, M.activations.gelu_pytorch_tanh = gelu_tanh, gelu_tanh
+
+-- RMSNorm with the weight 1 + w, of Gemma.
+local OffsetRMSNorm = nn.RMSNorm:extend "OffsetRMSNorm"
+
+function OffsetRMSNorm:reset_parameters() nn.init.zeros_(self.weight) end
+
+function OffsetRMSNorm:forward(x, residual)
+  return F.rms_norm(x, self.sizes, self.weight + 1, { eps = self.eps, residual = residual })
+end
+
+--- A norm over `size` channels.
+---@param o HFBlockOptions  norm, dtype and device are read
+---@param size? integer  (default: dim)
+---@return Module
+function M.norm(o, size)
+  local kind = { eps = o.norm.eps, dtype = o.dtype, device = o.device }
+  size = size or o.dim
+  if o.norm.kind == "rms" then return nn.RMSNorm(size, kind) end
+  if o.norm.kind == "rms1" then return OffsetRMSNorm(size, kind) end
+  kind.bias = o.norm.bias
+  return nn.LayerNorm(size, kind)
+end
+
+local function linear(o, from, to, bias)
+  return nn.Linear(from, to, { bias = bias or false, dtype = o.dtype, device = o.device })
+end
+
+---@class HFAttention: Module
+local Attention = nn.Module:extend "HFAttention"
+
+function Attention:init(o, cross)
+  local D, bias = o.head_dim or o.dim / o.heads, o.bias or {}
+  self.heads, self.kv_heads, self.head_dim, self.cross = o.heads, o.kv_heads or o.heads, D, cross or false
+  self.layer, self.sliding, self.scale, self.softcap = o.layer, o.sliding, o.scale, o.softcap
+  self.dropout = o.attention_dropout or 0
+  if o.fused then
+    self.qkv = linear(o, o.dim, (self.heads + 2 * self.kv_heads) * D, bias.qkv)
+  else
+    self.q = linear(o, o.dim, self.heads * D, bias.qkv)
+    self.k = linear(o, o.dim, self.kv_heads * D, bias.qkv and bias.k ~= false)
+    self.v = linear(o, o.dim, self.kv_heads * D, bias.qkv)
+  end
+  self.out = linear(o, self.heads * D, o.dim, bias.out)
+  if o.qk_norm then self.q_norm, self.k_norm = M.norm(o, D), M.norm(o, D) end
+end
+
+-- [B, T, H D] -> [B, H, T, D]
+local function split(x, heads, D) return x:reshape(x:size(1), x:size(2), heads, D):transpose(2, 3) end
+
+local function project(self, x)
+  local H, K, D = self.heads, self.kv_heads, self.head_dim
+  if not self.qkv then return split(self.q(x), H, D), split(self.k(x), K, D), split(self.v(x), K, D) end
+  local all = self.qkv(x)
+  if H == K then return F.split_heads(all, H) end
+  return split(all:narrow(3, 1, H * D), H, D), split(all:narrow(3, H * D + 1, K * D), K, D),
+    split(all:narrow(3, (H + K) * D + 1, K * D), K, D)
+end
+
+-- Attention whose scores are capped. -1e4 instead of minus infinity: a padded query that may attend to nothing gets no
+-- NaN.
+local function capped(q, k, v, o, cap)
+  local groups = q:size(2) / k:size(2)
+  if groups > 1 then k, v = k:repeat_interleave(groups, 2), v:repeat_interleave(groups, 2) end
+  local scores = (q:matmul(k:transpose(3, 4)) * (o.scale / cap)):tanh() * cap
+  return F.dropout(F.softmax(scores:masked_fill(o.attn_mask:logical_not(), -1e4), -1), o.dropout_p):matmul(v)
+end
+
+-- The keys and values of cross-attention, which a cache computes once.
+local function memory_of(self, call)
+  local function make() return split(self.k(call.memory), self.kv_heads, self.head_dim),
+    split(self.v(call.memory), self.kv_heads, self.head_dim) end
+  if call.cache then return call.cache:memory(self.layer, make) end
+  return make()
+end
+
+function Attention:forward(x, call)
+  local q, k, v, see
+  if self.cross then
+    q, see = split(self.q(x), self.heads, self.head_dim), call.memory_seen
+    k, v = memory_of(self, call)
+  else
+    q, k, v = project(self, x)
+    see = self.sliding and call.sliding or call.full
+    if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
+    if call.turns then q, k = rotary.turn(q, call.turns), rotary.turn(k, call.turns) end
+    if call.cache then k, v = call.cache:update(self.layer, k, v) end
+  end
+  local mask, S = see.attn_mask, k:size(3)
+  -- A cache may have left the oldest keys out.
+  if mask and mask:size(-1) > S then mask = mask:narrow(-1, mask:size(-1) - S + 1, S) end
+  local o = { attn_mask = mask, is_causal = see.is_causal, enable_gqa = true, dropout_p = self.training and self.dropout
+    or 0, scale = self.scale or self.head_dim ^ -0.5 }
+  local y = self.softcap and capped(q, k, v, o, self.softcap) or F.scaled_dot_product_attention(q, k, v, o)
+  return self.out(F.merge_heads(y))
+end
+
+function Attention:extra_repr()
+  return errors.count(self.heads, "head") .. (self.kv_heads < self.heads and ", " .. errors.count(self.kv_heads,
+    "kv_head") or "") .. (self.sliding and ", sliding" or "")
+end
+
+---@class HFMLP: Module
+local MLP = nn.Module:extend "HFMLP"
+
+function MLP:init(o)
+  local bias = o.bias and o.bias.mlp
+  self.act = o.act
+  if o.gated and o.fused then
+    self.gate_up = linear(o, o.dim, 2 * o.mlp_dim, bias)
+  else
+    if o.gated then self.gate = linear(o, o.dim, o.mlp_dim, bias) end
+    self.up = linear(o, o.dim, o.mlp_dim, bias)
+  end
+  self.down = linear(o, o.mlp_dim, o.dim, bias)
+end
+
+function MLP:forward(x)
+  local act = M.activations[self.act]
+  if self.gate_up then
+    local both = self.gate_up(x)
+    local n = both:size(-1) / 2
+    return self.down(act(both:narrow(-1, 1, n)) * both:narrow(-1, n + 1, n))
+  end
+  if self.gate then return self.down(act(self.gate(x)) * self.up(x)) end
+  return self.down(act(self.up(x)))
+end
+
+function MLP:extra_repr() return self.act end
+
+---@class HFBlock: Module
+local Block = nn.Module:extend "HFBlock"
+
+---@param o HFBlockOptions
+function Block:init(o)
+  self.post_norm = o.post_norm or false
+  self.attn, self.attn_norm = Attention(o), M.norm(o)
+  if o.cross then self.cross, self.cross_norm = Attention(o, true), M.norm(o) end
+  self.mlp, self.mlp_norm = MLP(o), M.norm(o)
+  if o.sandwich then self.attn_after, self.mlp_after = M.norm(o), M.norm(o) end
+  if (o.dropout or 0) > 0 then self.drop = nn.Dropout(o.dropout) end
+end
+
+local function residual(self, x, norm, part, after, call)
+  local y = part(self.post_norm and x or norm(x), call)
+  if after then y = after(y) end
+  if self.drop then y = self.drop(y) end
+  if self.post_norm then return (norm(y, x)) end
+  return x + y
+end
+
+-- Each part has its own scope: its intermediate results are released before the next part allocates memory.
+function Block:forward(x, call)
+  local h = scope.run("residual", residual, self, x, self.attn_norm, self.attn, self.attn_after, call)
+  if self.cross then h = scope.run("residual", residual, self, h, self.cross_norm, self.cross, nil, call) end
+  return residual(self, h, self.mlp_norm, self.mlp, self.mlp_after, call)
+end
+
+M.Block = Block
+
+return M

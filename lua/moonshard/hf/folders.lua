@@ -1,0 +1,80 @@
+-- SPDX-License-Identifier: MIT
+--- The small files of a model's folder: config.json, the index of its weights, and what belongs to its tokenizer.
+local errors = require "moonshard.core.errors"
+local json = require "moonshard.run.json"
+local lfs = require "lfs"
+local regular = require "moonshard.io.regular"
+local weights = require "moonshard.hf.weights"
+
+local M = {}
+
+-- Files that say how text becomes ids, and how a model generates; a saved model needs the same ones.
+local COPIED = { "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+  "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+  "generation_config.json", "chat_template.jinja", "preprocessor_config.json", "processor_config.json" }
+
+--- A folder's path without "/" at its end.
+---@param path string
+---@return string
+function M.path(path) return (path:gsub("(.)/+$", "%1")) end
+
+--- Makes a folder, if there is none.
+---@param path string
+function M.make(path)
+  if lfs.attributes(path, "mode") == "directory" then return end
+  local ok, why = lfs.mkdir(path)
+  if not ok then errors.raise("hf.save: cannot make the folder '%s': %s", path, why) end
+end
+
+local function read(path)
+  local file = regular.open(path, "rb")
+  if not file then return nil end
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+local function write(path, text)
+  local new = path .. ".new"
+  local file, why = regular.create(path, new)
+  if not file then errors.raise("hf.save: cannot write '%s': %s", path, tostring(why)) end
+  local ok
+  ok, why = file:write(text)
+  local closed, also = file:close()
+  if not ok or not closed then errors.raise("hf.save: cannot write '%s': %s", path, why or also) end
+  ok, why = os.rename(new, path)
+  if not ok then errors.raise("hf.save: cannot write '%s': %s", path, why) end
+end
+
+-- config.json: the text that was read, so that every key is kept, with the dtype of the parameters now.
+local function config_text(model)
+  local text, dtype = model.family.text, model:parameters()[1].dtype
+  if not text then
+    local values = {}
+    for key, value in pairs(model.config) do values[key] = value end
+    values.architectures, values.dtype = { model.family.architecture }, dtype
+    return json(values, nil, { digits = 17, separator = ",\n  " }) .. "\n"
+  end
+  return (text:gsub('("t?o?r?c?h?_?dtype"%s*:%s*)"[%w]*"', function(key) return key .. '"' .. dtype .. '"' end))
+end
+
+--- Writes what belongs to new weights, and removes files of weights that a model saved there before had.
+---@param model Module
+---@param folder string
+---@param index? table  of the weights
+---@param written table<string, boolean>  the weights' files
+function M.finish(model, folder, index, written)
+  if index then write(folder .. "/" .. weights.INDEX, json(index) .. "\n") end
+  for name in lfs.dir(folder) do
+    local is_weights = name == weights.SINGLE or name == weights.INDEX or name:find "^model%-%d+%-of%-%d+%.safetensors$"
+    if is_weights and not written[name] then os.remove(folder .. "/" .. name) end
+  end
+  write(folder .. "/config.json", config_text(model))
+  local from = model.family.folder
+  for _, name in ipairs(from and from ~= folder and COPIED or {}) do
+    local text = read(from .. "/" .. name)
+    if text then write(folder .. "/" .. name, text) end
+  end
+end
+
+return M

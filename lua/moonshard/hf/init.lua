@@ -1,0 +1,143 @@
+-- SPDX-License-Identifier: MIT
+--- Models of Hugging Face's folders, in and out:
+---   local model = ms.hf.load "llama/"
+---   local logits = model(ids)
+---   ms.hf.save(model, "tuned/")
+--- The classes are in this folder: decoder.lua (families.lua has what differs between GPT-2, Llama and others). All are
+--- made of block.lua.
+local agree = require "moonshard.parallel.fsdp.agree"
+local Config = require "moonshard.hf.config"
+local decoder = require "moonshard.hf.decoder"
+local errors = require "moonshard.core.errors"
+local families = require "moonshard.hf.families"
+local folders = require "moonshard.hf.folders"
+local opts = require "moonshard.core.opts"
+local weights = require "moonshard.hf.weights"
+local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
+local a_module = require("moonshard.nn.register").a_module
+
+local M = {}
+
+-- Architecture -> { model_type, names, prefix, build(config, kind) }.
+local architectures, of_type = {}, {}
+for model_type, row in sorted_pairs(families) do
+  architectures[row.architecture] = { model_type = model_type, names = row.names, prefix = row.prefix,
+    build = function(config, kind)
+      local o = row.options(config)
+      o.name, o.dtype, o.device = row.architecture, kind.dtype, kind.device
+      return decoder.CausalLM(o)
+    end }
+  of_type[model_type] = row.architecture
+end
+
+local a_string = opts.string
+local strings = opts.kind("a list of names", function(v) return type(v) == "table" and type(v[1]) == "string" end)
+
+-- The class of a configuration: that of `architectures`, or the usual one of model_type.
+local function architecture_of(config)
+  local model_type = config:maybe("model_type", a_string)
+  local list = config:maybe("architectures", strings)
+  local name = list and list[1] or of_type[model_type]
+  if not name then
+    config:fail("model_type", "is %s, expected one of %s", errors.show(model_type), table.concat(errors.names(of_type),
+      ", "))
+  end
+  if not architectures[name] then
+    config:fail("architectures", "is %s, expected one of %s", errors.show(name), table.concat(errors.names(architectures),
+      ", "))
+  end
+  if model_type and model_type ~= architectures[name].model_type then
+    config:fail("model_type", "is '%s', expected '%s' for %s", model_type, architectures[name].model_type, name)
+  end
+  return name, architectures[name]
+end
+
+local DTYPES = opts.one_of { "float32", "float64", "bfloat16", "float16" }
+
+local function build(config, o)
+  local name, row = architecture_of(config)
+  local dtype = o.dtype or config:maybe("dtype", DTYPES) or config:maybe("torch_dtype", DTYPES) or "float32"
+  local model = row.build(config, { dtype = dtype, device = o.device })
+  config:finish(o.ignore)
+  model.config = config.values
+  model.family = { architecture = name, names = row.names, prefix = row.prefix, text = config.text, dtype = dtype }
+  return model:eval()
+end
+
+--- Reads a model from a folder that transformers wrote, or ms.hf.save: config.json, and model.safetensors or the files
+--- of its index. The class is that of `architectures` in config.json. As in transformers, the model is in evaluation
+--- mode; model:train() turns dropout on. On "meta" no weights are read: shard the model, then call ms.hf.load_weights,
+--- and no rank holds it whole. Errors: an architecture, or an option in config.json, that Moonshard lacks; damaged
+--- files; the message names the file and the key.
+---@param folder string  with config.json and the weights
+---@param given? { dtype: string, device: string, ignore: string[] }
+---   dtype: of the parameters (default: that of config.json); device: of the parameters (default: "cpu"); ignore: keys
+---   of config.json that do not matter
+---@return Module
+function M.load(folder, given)
+  opts.expect(folder, opts.string, "hf.load: the folder")
+  local o = opts("hf.load", given, { dtype = DTYPES, device = opts.string, ignore = opts.table })
+  folder = folders.path(folder)
+  local config = Config.read(folder)
+  local model = build(config, { dtype = o.dtype, device = "meta", ignore = o.ignore })
+  model.family.folder = folder
+  if o.device == "meta" then return model end
+  model.family.device = o.device
+  weights.load(model, folder)
+  return model
+end
+
+--- Reads the weights of a folder into a model that has its names and shapes. Collective if the model is sharded: each
+--- rank then reads its own shards from the files. Parameters on "meta" get memory on the CPU, or on the device where
+--- they were sharded for.
+---@param model Module  of ms.hf.load or ms.hf.create
+---@param folder? string  (default: the folder that the model was made of)
+---@return Module model
+function M.load_weights(model, folder)
+  opts.expect(model, a_module, "hf.load_weights: argument 1")
+  opts.need(model.family and model.family.names, model, "a model of ms.hf.load", "hf.load_weights: argument 1")
+  weights.load(model, folders.path(folder or model.family.folder or ""))
+  return model
+end
+
+--- Makes a model with random weights.
+---@param config table<string, any>  as config.json has it, with `architectures` or `model_type`
+---@param given? { dtype: string, device: string, ignore: string[] }  ignore: keys that do not matter
+---@return Module
+function M.create(config, given)
+  opts.expect(config, opts.table, "hf.create: the configuration")
+  local o = opts("hf.create", given, { dtype = DTYPES, device = opts.string, ignore = opts.table })
+  return build(Config.of(config), o)
+end
+
+local bytes_of = { KB = 1e3, MB = 1e6, GB = 1e9 }
+local file_size = opts.kind("a number of bytes, or a text such as '5GB'", function(v)
+  if type(v) == "string" then return bytes_of[v:match "^%d+(%u%u)$"] ~= nil end
+  return type(v) == "number" and v >= 1
+end)
+
+--- Writes a model to a folder, as transformers reads it: config.json, model.safetensors or several files with an index,
+--- and the tokenizer's files of the folder that the model was read from. Collective if the model is sharded: tensors are
+--- gathered and written one at a time, by rank 0. Else rank 0 writes.
+---@param model Module  of ms.hf.load or ms.hf.create
+---@param folder string  is made if it does not exist
+---@param given? { max_shard_size: number|string }
+---   max_shard_size: bytes of a file of weights, or a text such as "200MB" (default: "5GB")
+function M.save(model, folder, given)
+  opts.expect(model, a_module, "hf.save: argument 1")
+  opts.need(model.family and model.family.names, model, "a model of ms.hf.load", "hf.save: argument 1")
+  opts.expect(folder, opts.string, "hf.save: the folder")
+  local o = opts("hf.save", given, { max_shard_size = opts.option(file_size, "5GB") })
+  local most = o.max_shard_size
+  if type(most) == "string" then most = tonumber(most:match "^%d+") * bytes_of[most:match "%u%u$"] end
+  local groups = agree.groups_of(model)
+  local mine = agree.is_first(groups)
+  agree.together(groups, function()
+    folder = folders.path(folder)
+    if mine then folders.make(folder) end
+    local index, written = weights.save(model, folder, most, mine)
+    if mine then folders.finish(model, folder, index, written) end
+  end)
+end
+
+return errors.closed(M, "hf")

@@ -1,0 +1,58 @@
+-- SPDX-License-Identifier: MIT
+--- Names of parameters, here and in Hugging Face's files: tables of pairs, read in both directions. A pair fits a name
+--- that begins with it; "#" stands for a number. The first pair that fits is replaced; other names are equal in both.
+local sharded = require "moonshard.parallel.fsdp.sharded"
+
+local M = {}
+
+local function pattern_of(text) return "^" .. text:gsub("[%.%-]", "%%%0"):gsub("#", "(%%d+)") end
+
+local function replaced(name, from, to)
+  local first, last, a, b = name:find(pattern_of(from))
+  if not first then return nil end
+  local numbers, k = { a, b }, 0
+  return to:gsub("#", function()
+    k = k + 1
+    return numbers[k]
+  end) .. name:sub(last + 1)
+end
+
+--- A name here, with layers counted from 0, as files have it; and the pair that fits it.
+---@param name string
+---@param pairs_of { [1]: string, [2]: string, transposed: boolean? }[]
+---@return string
+---@return table?
+function M.to_file(name, pairs_of)
+  for _, row in ipairs(pairs_of) do
+    local theirs = replaced(name, row[1], row[2])
+    if theirs then return theirs, row end
+  end
+  return name, nil
+end
+
+--- What a model has to read or write: each tensor once, in the order of the model.
+---@param model Module  of ms.hf.load
+---@return { name: string, file: string, others: string[], t: Tensor, shape: integer[], transposed: boolean }[]
+---   name: here; file: in files; others: names of the same tensor in files that repeat it
+function M.entries(model)
+  local from_0, list, seen = model:_names_from_0(), {}, {}
+  local own, values = model:_state()
+  for k, name in ipairs(own) do
+    local t = values[k]
+    local file, row = M.to_file(from_0[name], model.family.names)
+    local e = seen[t]
+    if e then
+      e.others[#e.others + 1] = file
+    else
+      local whole = rawget(t, "_whole_shape") or t.shape
+      local shape, transposed = { unpack(whole) }, row and row.transposed and #whole == 2 or false
+      if transposed then shape = { whole[2], whole[1] } end
+      e = { name = name, file = file, others = {}, t = t, shape = shape, transposed = transposed,
+        is_sharded = sharded.is_sharded(t) }
+      seen[t], list[#list + 1] = e, e
+    end
+  end
+  return list
+end
+
+return M

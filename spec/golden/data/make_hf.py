@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Makes small models of transformers 5.24 and writes to hf.json, for each: its config.json, the names and shapes of the tensors in its model.safetensors, and what it
+computes. The tensors' values follow from their place among the sorted names (see `values`), so the specs make the same file.  usage: make_hf.py [OUT_DIR [CASE...]]"""
+import json, logging, os, sys, tempfile
+import torch
+import transformers as T
+from safetensors.torch import load_file, save_file
+
+here = os.path.dirname(os.path.abspath(__file__))
+out = os.path.join(sys.argv[1] if len(sys.argv) > 1 else here, "hf.json")
+T.utils.logging.set_verbosity_error()
+T.utils.logging.disable_progress_bar()
+VOCAB, B, S = 32, 2, 8
+
+
+def values(k, n):
+    """n numbers in (-1, 1), by the generator of Park and Miller; its products are exact as doubles, too."""
+    x, list_ = 1000 * k + 1, []
+    for _ in range(n):
+        x = x * 16807 % 2147483647
+        list_.append(2 * x / 2147483647 - 1)
+    return torch.tensor(list_, dtype=torch.float64)
+
+
+def filled(name, k, shape):
+    u = values(k, torch.Size(shape).numel()).reshape(shape)
+    if len(shape) > 1: return (0.35 * u).float()
+    return ((1 if name.endswith("weight") else 0) + 0.2 * u).float()
+
+
+def ids(n=S, step=7):
+    return (torch.arange(B * n).reshape(B, n) * step + 3) % VOCAB
+
+
+def flat(t): return [float("%.7g" % x) for x in t.detach().double().flatten().tolist()]
+
+
+def causal(model):
+    x = ids()
+    r = model(x, labels=x)
+    r.loss.backward()
+    mask = torch.ones_like(x)
+    mask[0, :3] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        padded = model(x, attention_mask=mask, position_ids=places).logits[:, -1]
+        greedy = model.generate(x, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return dict(logits=flat(r.logits), loss=r.loss.item(), padded=flat(padded), greedy=greedy[:, S:].flatten().tolist())
+
+
+SMALL = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+             bos_token_id=1, eos_token_id=2, pad_token_id=None)
+LLAMA31 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+CASES = {
+    "gpt2": (causal, T.GPT2LMHeadModel, T.GPT2Config, dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=32, n_inner=24, bos_token_id=1, eos_token_id=2)),
+    "llama": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL),
+    "llama_3.1": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(tie_word_embeddings=True, rope_parameters=LLAMA31)),
+    "llama_biases": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(
+        head_dim=6, attention_bias=True, mlp_bias=True, rope_parameters=dict(rope_type="linear", rope_theta=1000.0, factor=2.0))),
+    "mistral": (causal, T.MistralForCausalLM, T.MistralConfig, SMALL | dict(sliding_window=4)),
+    "qwen2": (causal, T.Qwen2ForCausalLM, T.Qwen2Config, SMALL),
+    "qwen2_window": (causal, T.Qwen2ForCausalLM, T.Qwen2Config, SMALL | dict(use_sliding_window=True, sliding_window=3, max_window_layers=1)),
+    "qwen3": (causal, T.Qwen3ForCausalLM, T.Qwen3Config, SMALL | dict(head_dim=8)),
+    "gemma": (causal, T.GemmaForCausalLM, T.GemmaConfig, SMALL | dict(head_dim=8)),
+    "gemma2": (causal, T.Gemma2ForCausalLM, T.Gemma2Config, SMALL | dict(
+        head_dim=4, sliding_window=4, query_pre_attn_scalar=8, attn_logit_softcapping=1.5, final_logit_softcapping=2.0)),
+    "phi3": (causal, T.Phi3ForCausalLM, T.Phi3Config, SMALL | dict(sliding_window=5)),
+}
+
+
+def case(run, cls, config, options):
+    with tempfile.TemporaryDirectory() as folder:
+        cls(config(**options)).save_pretrained(folder)
+        path = os.path.join(folder, "model.safetensors")
+        tensors = load_file(path)
+        names = sorted(tensors)
+        save_file({n: filled(n, k, tuple(tensors[n].shape)) for k, n in enumerate(names)}, path, {"format": "pt"})
+        model = cls.from_pretrained(folder, attn_implementation="eager").eval()
+        results = run(model)
+        # The norms of gradients, of the parameters whose names in the file are those in the model.
+        grads = {n: float("%.7g" % p.grad.norm().item()) for n, p in model.named_parameters() if p.grad is not None and n in tensors}
+        return dict(config=json.load(open(os.path.join(folder, "config.json"))), tensors=[[n, list(tensors[n].shape), grads.get(n)] for n in names], **results)
+
+
+old = json.load(open(out)) if len(sys.argv) > 2 else {}
+made = {name: case(*CASES[name]) for name in sys.argv[2:] or CASES}
+with open(out, "w") as f:
+    rows = [json.dumps(name) + ": " + json.dumps(v, separators=(",", ":")) for name, v in (old | made).items()]
+    f.write("{\n" + ",\n".join(rows) + "\n}\n")
