@@ -157,14 +157,32 @@ end
 
 -- ---- the file -----------------------------------------------------------------------------------------
 
+local function exists(path) return lfs.attributes(path, "mode") == "file" end
+
 local NAMES = { bos_token = "bos_id", eos_token = "eos_id", pad_token = "pad_id" }
+
+-- The chat template of a folder, { text, file }: a file of its own, or part of tokenizer_config.json, which may have
+-- several with names.
+local function chat_template(folder)
+  local path = folder .. "/chat_template.jinja"
+  if exists(path) then return { text = raw.read(path, WHO), file = path } end
+  path = folder .. "/tokenizer_config.json"
+  if not exists(path) then return nil end
+  local node = nodes.new(raw.read(path, WHO), path, WHO)
+  local text = rawget(node.value, "chat_template")
+  for k = 1, type(text) == "table" and #text or 0 do
+    local of = node:child("chat_template"):child(k, true)
+    if of:get("name", opts.string) == "default" then text = of:get("template", opts.string, true) end
+  end
+  return type(text) == "string" and { text = text, file = path } or nil
+end
 
 -- The names of tokens in tokenizer_config.json and special_tokens_map.json, and which of them begin and end texts.
 local function named_in(folder)
   local named, adds = {}, {}
   for _, name in ipairs { "special_tokens_map.json", "tokenizer_config.json" } do
     local path = folder .. "/" .. name
-    if lfs.attributes(path, "mode") == "file" then
+    if exists(path) then
       local node = nodes.new(raw.read(path, WHO), path, WHO)
       for key, field in pairs(NAMES) do
         local value = rawget(node.value, key)
@@ -177,7 +195,21 @@ local function named_in(folder)
   return named, adds
 end
 
-local function exists(path) return lfs.attributes(path, "mode") == "file" end
+-- Reads a tokenizer's file in a folder.
+local function open_file(path, folder, o)
+  local adds
+  o.named, adds = named_in(folder)
+  local merges = path:match "^(.*)vocab%.json$"
+  if merges and exists(merges .. "merges.txt") then return from_pair(path, merges .. "merges.txt", o.named) end
+  local text = raw.read(path, WHO)
+  if text:find "^[%w+/=]+ %d+[\r\n]" then return from_tiktoken(text, path, o) end
+  if text:byte() == 10 and not text:find "^%s*{" then return from_sentencepiece(text, path, o.named, adds) end
+  if not text:find "^%s*{" and not text:find "^\239\187\191" then
+    errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken or SentencePiece", WHO, path)
+  end
+  if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(path) end
+  return from_json(text, path, o.named)
+end
 
 --- Reads a tokenizer: a folder, or one of its files.
 ---@param path string
@@ -201,18 +233,9 @@ function M.open(path, given)
   else
     folder = path:match "^(.*)/" or "."
   end
-  local adds
-  o.named, adds = named_in(folder)
-  local merges = path:match "^(.*)vocab%.json$"
-  if merges and exists(merges .. "merges.txt") then return from_pair(path, merges .. "merges.txt", o.named) end
-  local text = raw.read(path, WHO)
-  if text:find "^[%w+/=]+ %d+[\r\n]" then return from_tiktoken(text, path, o) end
-  if text:byte() == 10 and not text:find "^%s*{" then return from_sentencepiece(text, path, o.named, adds) end
-  if not text:find "^%s*{" and not text:find "^\239\187\191" then
-    errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken or SentencePiece", WHO, path)
-  end
-  if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(path) end
-  return from_json(text, path, o.named)
+  local of = open_file(path, folder, o)
+  of._o.chat_template = chat_template(folder)
+  return of
 end
 
 return M

@@ -3,6 +3,7 @@
 ---   local tokenizer = ms.text.tokenizer "gpt2/"
 ---   local ids = tokenizer:encode "The moon"
 ---   print(tokenizer:decode(ids))
+require "moonshard.text.chat"                           -- adds methods
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.text.files"
 local train = require "moonshard.text.train"
