@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cpu/spatial/pooling.c -- max_pool and avg_pool on the CPU. Threads divide the rows of the output, in backward the
-// planes of the input. A row is computed for all its outputs at once, one element of the window after another, so that
-// loops vectorise. Half types are computed in float32. Sums run in row-major order: over the elements of a window, in
-// backward over the windows that contain an element.
+// planes of the input. For a row of outputs, the rows of the input that its windows contain are first combined into one
+// row, the columns, and then the columns of each window. The columns lie in a buffer with room for the padding around
+// them, so that loops vectorise. Half types are computed in float32. Sums run over the elements of a column, then over
+// columns; in backward in row-major order over the windows that contain an element.
 #include <math.h>
 #include "cpu/cpu.h"
 #include "cpu/rows/layers.h"
@@ -17,9 +18,14 @@ typedef struct {
     const void *x;  // input; in backward, the gradient of the output
     void *y;        // output; in backward, the gradient of the input
     int64_t *at;    // positions; NULL for means
-    int32_t *room;  // for each thread: positions of a row; in backward a row of gradients, which are REAL
     int64_t cost;   // of a row of outputs; in backward, of a plane
+    // For each thread: `length` columns, the same in phases of `each`, `rounded` outputs, and the positions of these;
+    // in backward, a row of gradients. each: 0 if the columns have no room for the padding.
+    char *room;
+    int64_t room_bytes, length, each, rounded;
 } pool_job;
+
+enum { NOWHERE = INT32_MAX };  // the position of the maximum of no elements
 
 // Calls the macro RUN(s) with a constant where the stride s is 1 or 2.
 #define WITH_STRIDE(s, RUN) \
@@ -62,10 +68,20 @@ static ms_status forward(ms_call *c, bool largest)
     if (!st) st = ms__work_on(&y, o, dtype, c->op->name);
     pool_job j = { .p = ms__pooling_of(1, c->in[0]->shape + o->ndim - dims, c->i), .dtype = dtype };
     j.p.planes = o->numel / j.p.out;
-    int64_t row = j.p.w[2].out;
-    if (!st && largest) st = ms__alloc_scratch(&room, (size_t)(row * ms_num_threads()) * sizeof *j.room, c->op->name);
+    const ms_window *w = &j.p.w[2];
+    int64_t row = w->out, reach;
+    j.rounded = (row + 15) / 16 * 16;
+    j.length = w->in;
+    // The columns that the windows reach. Too many: windows that are far larger than the input.
+    if (w->kernel && !__builtin_mul_overflow(w->kernel - 1, w->dilation, &reach) && reach < 2 * w->in + 1024) {
+        int64_t each = j.rounded + reach / w->stride + 1;
+        if (each * w->stride < 2 * w->in + 1024) j.each = each;
+        if (j.each) j.length = each * w->stride > w->pad + w->in ? each * w->stride : w->pad + w->in;
+    }
+    j.room_bytes = (2 * (j.length + j.rounded) * (dtype == MS_F64 ? 12 : 8) + 63) / 64 * 64;
+    if (!st) st = ms__alloc_scratch(&room, (size_t)(j.room_bytes * ms_num_threads()), c->op->name);
     if (!st) {
-        j.x = ms__data(x), j.y = ms__data(y), j.room = room ? room->data : NULL;
+        j.x = ms__data(x), j.y = ms__data(y), j.room = room->data;
         j.at = largest ? ms__data(c->out[1]) : NULL;
         run_tasks(&j, o->numel / row, row * window_size(&j.p), dtype == MS_F64 ? rows_f64 : rows_f32);
     }
@@ -87,8 +103,8 @@ static ms_status backward(ms_call *c, bool largest)
     if (!st) st = ms__work_on(&dx, o, dtype, c->op->name);
     pool_job j = { .p = ms__pooling_of(1, o->shape + o->ndim - dims, c->i), .dtype = dtype };
     j.p.planes = o->numel / j.p.in;
-    if (!st && !largest)
-        st = ms__alloc_scratch(&room, (size_t)(j.p.w[2].out * ms_num_threads() + 1) * sizeof(double), c->op->name);
+    j.room_bytes = 2 * j.p.w[2].out * (int64_t)sizeof(double);
+    if (!st && !largest) st = ms__alloc_scratch(&room, (size_t)(j.room_bytes * ms_num_threads() + 1), c->op->name);
     if (!st) {
         j.x = ms__data(g), j.y = ms__data(dx), j.at = at ? ms__data(at) : NULL, j.room = room ? room->data : NULL;
         run_tasks(&j, j.p.planes, j.p.in + j.p.out * (largest ? 1 : window_size(&j.p)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/spatial/resample.c -- resample on the CPU: a pass over the tensor for each dimension that changes. A table
+// cpu/spatial/resample.c -- resample on the CPU: a pass for each dimension that changes. A table
 // lists, for each row of the result, the rows of the input that it sums and their weights; the table of backward is the
 // transposed one. Half types are computed in float32 and rounded once, after the last pass.
 #include "cpu/cpu.h"
@@ -7,6 +7,10 @@
 #include "cpu/rows/rows.h"
 #include "cpu/rows/work.h"
 #include "rows/spatial/resample.h"
+
+enum { IN_CACHE = 64 << 10 };  // elements
+
+static int64_t pass_numel(const ms_resample_pass *p, int64_t rows) { return p->outer * rows * p->inner; }
 
 #define REAL float
 #define R(x) x##_f32
@@ -20,7 +24,6 @@
 static ms_status resample(ms_call *c, bool back)
 {
     ms_tensor *x = NULL, *y = NULL, *o = c->out[0];
-    ms_block *made = NULL;
     ms_resample_pass pass[3];
     int dtype = o->dtype == MS_F64 ? MS_F64 : MS_F32, dims = (int)c->i[MS_RESAMPLE_DIMS];
     if (o->numel == 0) return MS_OK;
@@ -29,19 +32,9 @@ static ms_status resample(ms_call *c, bool back)
     if (n == 0) return ms__copy_data(o, c->in[0]);
     ms_status st = ms__as_dtype(&x, c->in[0], dtype);
     if (!st) st = ms__work_on(&y, o, dtype, c->op->name);
-    const void *from = st ? NULL : ms__data(x);
-    for (int k = 0; k < n && !st; k++) {
-        ms_block *next = NULL;
-        size_t bytes = (size_t)(pass[k].outer * pass[k].to * pass[k].inner * ms__dtype_size(dtype));
-        if (k < n - 1) st = ms__alloc_scratch(&next, bytes, c->op->name);
-        void *to = next ? next->data : ms__data(y);
-        if (!st && dtype == MS_F64) st = pass_f64(c, &pass[k], back, from, to);
-        else if (!st) st = pass_f32(c, &pass[k], back, from, to);
-        if (made) ms__free(made);
-        made = next;
-        from = to;
-    }
-    if (made) ms__free(made);
+    if (!st)
+        st = dtype == MS_F64 ? passes_f64(c, pass, n, back, ms__data(x), ms__data(y))
+                             : passes_f32(c, pass, n, back, ms__data(x), ms__data(y));
     ms__release(x);
     return ms__put_back(o, y, st);
 }

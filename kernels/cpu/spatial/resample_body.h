@@ -1,75 +1,134 @@
 // SPDX-License-Identifier: MIT
-// cpu/spatial/resample_body.h -- a pass of a resampling in one type: REAL, R(name).
+// cpu/spatial/resample_body.h -- the passes of a resampling in one type: REAL, R(name).
 
-// Row r of the result is the sum of rows at[start[r]] to at[start[r + 1] - 1] of the input, with their weights.
+// What the rows of the result sum. taps > 0: each row r sums `taps` rows, of which number k is entry k * rows + r. Else
+// row r sums entries start[r] to start[r + 1] - 1. An entry is a row of the input and its weight.
 typedef struct {
-    int64_t *start, *at;
+    int64_t taps, rows, *start;
+    int32_t *at;
     REAL *weight;
 } R(table);
 
 typedef struct {
-    const ms_resample_pass *p;
-    R(table) t;
+    const ms_resample_pass *p;  // the passes
+    int n;
+    int64_t planes;
+    R(table) t[3];
     const REAL *x;
     REAL *y;
+    char *room;  // for each thread: a plane between two passes, twice
+    size_t room_bytes;
 } R(job);
 
-// y = w x if `first` is set, otherwise y += w x.
-MS_INLINE void R(weighted)(int64_t n, REAL *restrict y, const REAL *restrict x, REAL w, bool first)
+// The sum of the products of `taps` weights and elements, of which number k is W(k) and X(k).
+#define TAPS1(W, X) W(0) * X(0)
+#define TAPS2(W, X) W(0) * X(0) + W(1) * X(1)
+#define TAPS4(W, X) W(0) * X(0) + W(1) * X(1) + W(2) * X(2) + W(3) * X(3)
+
+// Computes row r of the result, of n elements.
+MS_INLINE void R(row)(const R(table) * t, int64_t r, int64_t n, const REAL *restrict x, REAL *restrict y)
 {
-    if (first)
-        for (int64_t i = 0; i < n; i++) y[i] = w * x[i];
-    else
-        for (int64_t i = 0; i < n; i++) y[i] += w * x[i];
-}
-// Computes row r of the result, of `inner` elements.
-static MS_KERNEL void R(row)(const R(table) * t, int64_t r, int64_t inner, const REAL *x, REAL *y)
-{
-    for (int64_t k = t->start[r]; k < t->start[r + 1]; k++)
-        R(weighted)(inner, y, x + t->at[k] * inner, t->weight[k], k == t->start[r]);
-    for (int64_t i = 0; t->start[r] == t->start[r + 1] && i < inner; i++) y[i] = 0;
+    if (t->taps) {
+        const REAL *rows[4], *w = t->weight + r;
+        REAL weight[4];
+        for (int k = 0; k < t->taps; k++) rows[k] = x + t->at[k * t->rows + r] * n, weight[k] = w[k * t->rows];
+#define W(k) weight[k]
+#define X(k) rows[k][i]
+        if (t->taps == 1)
+            for (int64_t i = 0; i < n; i++) y[i] = TAPS1(W, X);
+        else if (t->taps == 2)
+            for (int64_t i = 0; i < n; i++) y[i] = TAPS2(W, X);
+        else
+            for (int64_t i = 0; i < n; i++) y[i] = TAPS4(W, X);
+#undef W
+#undef X
+        return;
+    }
+    int64_t k = t->start[r], end = t->start[r + 1];
+    for (int64_t i = 0; i < n; i++) y[i] = k < end ? t->weight[k] * x[t->at[k] * n + i] : 0;
+    for (k++; k < end; k++)
+        for (int64_t i = 0; i < n; i++) y[i] += t->weight[k] * x[t->at[k] * n + i];
 }
 // Computes all rows of a matrix whose rows have one element.
-static MS_KERNEL void R(column)(const R(table) * t, int64_t rows, const REAL *restrict x, REAL *restrict y)
+MS_INLINE void R(column)(const R(table) * t, const REAL *restrict x, REAL *restrict y)
 {
-    for (int64_t r = 0; r < rows; r++) {
+    int64_t n = t->rows;
+    const REAL *restrict weight = t->weight;
+    const int32_t *restrict at = t->at;
+#define W(k) weight[(k)*n + r]
+#define X(k) x[at[(k)*n + r]]
+    if (t->taps == 1)
+        for (int64_t r = 0; r < n; r++) y[r] = TAPS1(W, X);
+    else if (t->taps == 2)
+        for (int64_t r = 0; r < n; r++) y[r] = TAPS2(W, X);
+    else if (t->taps == 4)
+        for (int64_t r = 0; r < n; r++) y[r] = TAPS4(W, X);
+#undef W
+#undef X
+    for (int64_t r = 0; !t->taps && r < n; r++) {
         int64_t k = t->start[r], end = t->start[r + 1];
-        REAL sum = k < end ? t->weight[k] * x[t->at[k]] : 0;
-        for (k++; k < end; k++) sum += t->weight[k] * x[t->at[k]];
+        REAL sum = k < end ? weight[k] * x[at[k]] : 0;
+        for (k++; k < end; k++) sum += weight[k] * x[at[k]];
         y[r] = sum;
     }
 }
-static void R(rows_range)(void *arg, int64_t first, int64_t last, int64_t block)
+#undef TAPS1
+#undef TAPS2
+#undef TAPS4
+
+// Computes elements [first, last) of the result of a pass: whole rows, or whole matrices if rows have one element.
+static MS_KERNEL void R(part)(const R(job) * j, int pass, const REAL *x, REAL *y, int64_t first, int64_t last)
+{
+    const ms_resample_pass *p = &j->p[pass];
+    const R(table) *t = &j->t[pass];
+    int64_t n = p->inner, m;
+    if (n == 1)
+        for (m = first / p->to; m < last / p->to; m++) R(column)(t, x + m * p->from, y + m * p->to);
+    else
+        for (int64_t row = first / n; row < last / n; row++) {
+            m = row / p->to;
+            R(row)(t, row - m * p->to, n, x + m * p->from * n, y + row * n);
+        }
+}
+static void R(one_pass)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const R(job) *j = arg;
-    const ms_resample_pass *p = j->p;
     (void)block;
-    if (p->inner == 1) {
-        for (int64_t m = first / p->to; m < last / p->to; m++)
-            R(column)(&j->t, p->to, j->x + m * p->from, j->y + m * p->to);
-        return;
-    }
-    for (int64_t row = first / p->inner; row < last / p->inner; row++) {
-        int64_t m = row / p->to;
-        R(row)(&j->t, row - m * p->to, p->inner, j->x + m * p->from * p->inner, j->y + row * p->inner);
+    R(part)(j, 0, j->x, j->y, first, last);
+}
+// All passes of whole planes: elements [first, last) of the result.
+static void R(all_passes)(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const R(job) *j = arg;
+    const ms_resample_pass *p = j->p, *end = p + j->n - 1;
+    int64_t in = pass_numel(p, p->from) / j->planes, out = pass_numel(end, end->to) / j->planes;
+    char *room = j->room + j->room_bytes * (size_t)ms__thread_num();
+    (void)block;
+    for (int64_t plane = first / out; plane < last / out; plane++) {
+        const REAL *from = j->x + plane * in;
+        for (int k = 0; k < j->n; k++) {
+            REAL *to = k == j->n - 1 ? j->y + plane * out : (REAL *)(room + (size_t)(k % 2) * (j->room_bytes / 2));
+            R(part)(j, k, from, to, 0, pass_numel(&p[k], p[k].to) / j->planes);
+            from = to;
+        }
     }
 }
 
-// Fills the table of the forward or, if `back`, the transposed one.
+// Fills the table of the forward or, if `back`, the transposed one. taps: of each output, if all have as many.
 static void R(fill)(const ms_resample_axis *a, R(table) t, bool back)
 {
     int64_t n = 0;
     for (int64_t o = 0; o < a->out && !back; o++) {
         R(ms_taps) s = R(ms_taps_of)(a, o);
-        t.start[o] = n;
+        if (!t.taps) t.start[o] = n;
         for (int64_t k = 0; k < s.count; k++, n++) {
-            t.at[n] = R(ms_tap_at)(a, s, k);
-            t.weight[n] = R(ms_tap_weight)(a, s, k);
+            int64_t entry = t.taps ? k * t.rows + o : n;
+            t.at[entry] = (int32_t)R(ms_tap_at)(a, s, k);
+            t.weight[entry] = R(ms_tap_weight)(a, s, k);
         }
-        t.start[o + 1] = n;
+        if (!t.taps) t.start[o + 1] = n;
     }
     if (!back) return;
-    // Counts the outputs that read each input element, then lists these outputs in order.
     for (int64_t i = 0; i <= a->in; i++) t.start[i] = 0;
     for (int64_t o = 0; o < a->out; o++) {
         R(ms_taps) s = R(ms_taps_of)(a, o);
@@ -84,7 +143,7 @@ static void R(fill)(const ms_resample_axis *a, R(table) t, bool back)
         R(ms_taps) s = R(ms_taps_of)(a, o);
         for (int64_t k = 0; k < s.count; k++) {
             int64_t to = t.start[R(ms_tap_at)(a, s, k)]++;
-            t.at[to] = o;
+            t.at[to] = (int32_t)o;
             t.weight[to] = R(ms_tap_weight)(a, s, k);
         }
     }
@@ -92,20 +151,63 @@ static void R(fill)(const ms_resample_axis *a, R(table) t, bool back)
     t.start[0] = 0;
 }
 
-static ms_status R(pass)(ms_call *c, const ms_resample_pass *p, bool back, const void *x, void *y)
+// Makes the table of a pass in *room.
+static ms_status R(make_table)(ms_call *c, R(table) * t, const ms_resample_pass *p, bool back, ms_block **room)
 {
     const ms_resample_axis *a = &p->axis;
-    int64_t entries = 0;
-    ms_block *room;
-    for (int64_t o = 0; o < a->out; o++) entries += R(ms_taps_of)(a, o).count;
-    size_t bytes = (size_t)(p->to + 1 + entries) * sizeof(int64_t) + (size_t)entries * sizeof(REAL);
-    MS_TRY(ms__alloc_scratch(&room, bytes, c->op->name));
-    int64_t *start = room->data;
-    R(job) j = { p, { start, start + p->to + 1, (REAL *)(start + p->to + 1 + entries) }, x, y };
-    R(fill)(a, j.t, back);
-    // Tasks are whole rows, or whole matrices if rows have one element.
-    int64_t task = p->inner == 1 ? p->to : p->inner, n = p->outer * p->to * p->inner;
-    ms__parallel(n, (task < 4096 ? 4096 / task : 1) * task, R(rows_range), &j);
-    ms__free(room);
+    int64_t entries = 0, most = 0;
+    for (int64_t o = 0; o < a->out; o++) {
+        int64_t count = R(ms_taps_of)(a, o).count;
+        entries += count;
+        if (count > most) most = count;
+    }
+    MS_TRY(ms__alloc_scratch(room, (size_t)(p->to + 1) * sizeof(int64_t) + (size_t)entries * (sizeof(REAL) + 4),
+                             c->op->name));
+    int64_t *start = (*room)->data;
+    REAL *weight = (REAL *)(start + p->to + 1);
+    *t = (R(table)) { !back && most <= 4 && most != 3 && entries == most * a->out ? most : 0, p->to, start,
+                      (int32_t *)(weight + entries), weight };
+    R(fill)(a, *t, back);
     return MS_OK;
+}
+
+// If the planes between two passes are small, all passes of a plane follow each other, so that they read from the
+// cache.
+static ms_status R(passes)(ms_call *c, const ms_resample_pass *p, int n, bool back, const void *x, void *y)
+{
+    R(job) j = { .p = p, .n = n, .planes = p[0].outer, .x = x, .y = y };
+    ms_block *table[3] = { NULL }, *room = NULL, *made = NULL;
+    ms_status st = MS_OK;
+    for (int k = 0; k < n && !st; k++) {
+        if (p[k].outer < j.planes) j.planes = p[k].outer;
+        st = R(make_table)(c, &j.t[k], &p[k], back, &table[k]);
+    }
+    int64_t between = 0, out = pass_numel(&p[n - 1], p[n - 1].to);
+    for (int k = 0; k < n - 1; k++) {
+        int64_t size = pass_numel(&p[k], p[k].to) / j.planes;
+        if (size > between) between = size;
+    }
+    if (between <= IN_CACHE) {
+        j.room_bytes = 2 * ((size_t)between * sizeof(REAL) + 63) / 64 * 64;
+        if (!st && between) st = ms__alloc_scratch(&room, j.room_bytes * (size_t)ms_num_threads(), c->op->name);
+        if (between) j.room = room ? room->data : NULL;
+        out /= j.planes;
+        if (!st) ms__parallel(out * j.planes, (out < 4096 ? 4096 / out : 1) * out, R(all_passes), &j);
+    } else
+        for (int k = 0; k < n && !st; k++) {
+            ms_block *next = NULL;
+            int64_t task = p[k].inner == 1 ? p[k].to : p[k].inner, size = pass_numel(&p[k], p[k].to);
+            R(job)
+            one = { .p = &p[k], .n = 1, .planes = j.planes, .t = { j.t[k] }, .x = made ? made->data : x, .y = y };
+            if (k < n - 1) st = ms__alloc_scratch(&next, (size_t)size * sizeof(REAL), c->op->name);
+            if (next) one.y = next->data;
+            if (!st) ms__parallel(size, (task < 4096 ? 4096 / task : 1) * task, R(one_pass), &one);
+            if (made) ms__free(made);
+            made = next;
+        }
+    if (made) ms__free(made);
+    if (room) ms__free(room);
+    for (int k = 0; k < n; k++)
+        if (table[k]) ms__free(table[k]);
+    return st;
 }

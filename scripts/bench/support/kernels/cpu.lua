@@ -192,8 +192,14 @@ function M.cases(t, rows, cols, isa)
   case("topk 8", 4, 2, "topk", { x }, { 1, 8 }, nil, "heaps of the best so far")
 
   -- ---- pictures
-  case("max_pool 2 x 2", 5, 3, "max_pool", { t.images }, { 2, 0, 0, 0, 2, 2, 2, 2, 0, 0, 1, 1 })
-  case("resample nearest, twice", 20, 0, "resample", { t.images }, { 2, 0, 0, t.side * 2, t.side * 2, 0, 0 }, { 0.5, 0.5 })
+  local SHORT = "rows of 32 elements, with the positions of the maxima"
+  local GATHERS = "a gather an element of the first pass"
+  local twice, half = { t.side * 2, t.side * 2, 0, 0 }, { 0.5, 0.5 }
+  case("max_pool 2 x 2", 7, 12, "max_pool", { t.images }, { 2, 0, 0, 0, 2, 2, 2, 2, 0, 0, 1, 1 }, nil, SHORT)
+  case("max_pool 3 x 3", 16, 40, "max_pool", { t.images }, { 2, 0, 0, 0, 3, 3, 1, 1, 1, 1, 1, 1 }, nil, SHORT)
+  case("avg_pool 2 x 2", 5, 4, "avg_pool", { t.images }, { 2, 0, 0, 0, 2, 2, 2, 2, 0, 0, 1, 1 }, nil, SHORT)
+  case("resample nearest, twice", 20, 8, "resample", { t.images }, { 2, 0, 0, unpack(twice) }, half, GATHERS)
+  case("resample linear, twice", 20, 20, "resample", { t.images }, { 2, 2, 0, unpack(twice) }, half, GATHERS)
   return list
 end
 
