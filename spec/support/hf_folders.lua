@@ -34,6 +34,11 @@ function M.tensors(name)
   return sd
 end
 
+--- A tensor of numbers in (-1, 1), as make_hf.py's `values`.
+function M.wave(k, shape)
+  return ms.tensor(values(k, numel(shape)), { dtype = "float64" }):to("float32"):reshape(shape)
+end
+
 --- Writes a case's folder, with changes to its config.json; returns its path.
 function M.make(name, changes)
   local case, folder = M.cases[name], process.temp_folder()

@@ -6,7 +6,7 @@
 ---   full, sliding  what layers of each kind attend to: { is_causal, attn_mask, memory }, of which masks are made once
 ---   turns          cosines and sines of the positions (rotary.lua); nil without rotary positions
 ---   cache          holds the keys and values of earlier calls (cache.lua); nil without
----   memory         what cross-attention attends to, [B, S, C], and memory_mask
+---   memory         what cross-attention attends to, [B, S, C]; memory_seen: as `full`
 -- Sizes: B batch, T queries, S keys, C channels (dim), H heads, K heads of keys and values, D channels of a head.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
@@ -38,6 +38,7 @@ local M = {}
 ---@field cross? boolean  has attention to `memory` between the two parts
 ---@field dropout? number
 ---@field attention_dropout? number
+---@field mlp_dropout? number  between the two layers of the MLP
 ---@field dtype? string
 ---@field device? string
 
@@ -71,6 +72,7 @@ function M.norm(o, size)
   return nn.LayerNorm(size, kind)
 end
 
+--- A linear layer of a model.
 local function linear(o, from, to, bias)
   return nn.Linear(from, to, { bias = bias or false, dtype = o.dtype, device = o.device })
 end
@@ -162,17 +164,24 @@ function MLP:init(o)
     self.up = linear(o, o.dim, o.mlp_dim, bias)
   end
   self.down = linear(o, o.mlp_dim, o.dim, bias)
+  if (o.mlp_dropout or 0) > 0 then self.drop = nn.Dropout(o.mlp_dropout) end
 end
 
-function MLP:forward(x)
+-- The inner values of the MLP.
+local function inner_of(self, x)
   local act = M.activations[self.act]
   if self.gate_up then
     local both = self.gate_up(x)
     local n = both:size(-1) / 2
-    return self.down(act(both:narrow(-1, 1, n)) * both:narrow(-1, n + 1, n))
+    return act(both:narrow(-1, 1, n)) * both:narrow(-1, n + 1, n)
   end
-  if self.gate then return self.down(act(self.gate(x)) * self.up(x)) end
-  return self.down(act(self.up(x)))
+  if self.gate then return act(self.gate(x)) * self.up(x) end
+  return act(self.up(x))
+end
+
+function MLP:forward(x)
+  local y = inner_of(self, x)
+  return self.down(self.drop and self.drop(y) or y)
 end
 
 function MLP:extra_repr() return self.act end
@@ -205,6 +214,17 @@ function Block:forward(x, call)
   return residual(self, h, self.mlp_norm, self.mlp, self.mlp_after, call)
 end
 
-M.Block = Block
+M.Block, M.linear = Block, linear
+
+--- The blocks of a model, in order.
+---@param o HFBlockOptions  with the number of `layers`
+---@return Module[]
+function M.stack(o)
+  local list = nn.ModuleList {}
+  for k = 1, o.layers do
+    list:append(Block(setmetatable({ layer = k, sliding = o.windows and o.windows[k] or false }, { __index = o })))
+  end
+  return list
+end
 
 return M

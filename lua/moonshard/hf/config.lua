@@ -5,6 +5,7 @@
 ---   local dim = c:get("n_embd", Config.size)
 ---   c:only("scale_attn_weights", true)
 ---   c:finish()
+local activations = require("moonshard.hf.block").activations
 local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -32,17 +33,20 @@ end)
 Config.share = opts.kind("a number from 0 to 1", function(v) return type(v) == "number" and v >= 0 and v <= 1 end)
 Config.positive = opts.kind("a number > 0", function(v) return type(v) == "number" and v > 0 and v < math.huge end)
 
+Config.act = opts.one_of(errors.names(activations))
+
 -- Keys that do not change what a model computes: names of tokens, initial values, options of generation and outputs.
 local HARMLESS = {}
 for name in ([[
   _attn_implementation _name_or_path add_prefix_space architectures attn_implementation auto_map bad_words_ids
-  begin_suppress_tokens bos_token_id cls_token_id classifier_dropout decoder_start_token_id do_sample dtype
+  begin_suppress_tokens bos_token_id classifier_dropout cls_token_id decoder_start_token_id do_sample dtype
   encoder_stride eos_token_id finetuning_task forced_bos_token_id forced_decoder_ids forced_eos_token_id
   gradient_checkpointing id2label init_std initializer_factor initializer_range is_encoder_decoder
-  keys_to_ignore_at_inference label2id mask_token_id max_length max_position_embeddings model_type n_ctx num_beams
-  num_labels output_attentions output_hidden_states output_past pad_token_id prefix problem_type
-  repetition_penalty return_dict sep_token_id suppress_tokens task_specific_params temperature tokenizer_class
-  top_k top_p torch_dtype torchscript transformers_version unk_token_id use_cache use_return_dict
+  keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length max_position_embeddings model_type
+  n_ctx num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states
+  output_past pad_token_id prefix problem_type repetition_penalty return_dict sep_token_id suppress_tokens
+  task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
+  transformers_version typical_p unk_token_id use_cache use_return_dict
 ]]):gmatch "%S+" do
   HARMLESS[name] = true
 end
@@ -117,6 +121,14 @@ function Config:only(key, value)
   if v ~= nil and v ~= cjson.null and v ~= value then
     self:fail(key, "is %s; only %s is supported", shown(v), shown(value))
   end
+end
+
+--- The number of classes of a classifier.
+function Config:labels()
+  self:only("problem_type", "single_label_classification")
+  local names, n = self:maybe("id2label", opts.table), 0
+  for _ in pairs(names or {}) do n = n + 1 end
+  return self:get("num_labels", Config.size, n > 0 and n or 2)
 end
 
 --- The object under a key, to be read and finished like the whole; nil if the key is absent or null.

@@ -43,11 +43,7 @@ function Decoder:init(o)
   self.embed = nn.Embedding(o.vocab, o.dim, kind)
   if o.learned then self.positions = nn.Embedding(o.learned, o.dim, kind) end
   if (o.embed_dropout or 0) > 0 then self.drop = nn.Dropout(o.embed_dropout) end
-  self.layers = nn.ModuleList {}
-  for k = 1, o.layers do
-    self.layers:append(block.Block(setmetatable({ layer = k, sliding = o.sliding and o.sliding[k] or false },
-      { __index = o })))
-  end
+  self.layers = block.stack(o)
   self.norm = block.norm(o)
   self.options, self.rates = o, o.rotary and rotary.rates(o.rotary)
 end

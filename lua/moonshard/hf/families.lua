@@ -4,7 +4,6 @@
 ---   options       a function that reads the configuration and returns the options of decoder.lua and block.lua
 ---   names         parts of our names of parameters and of the files' names, both counting layers from 0; the first
 ---                 that fits is replaced. "#": a number. Those with transposed = true are [in, out] in files.
-local block = require "moonshard.hf.block"
 local Config = require "moonshard.hf.config"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -12,7 +11,7 @@ local opts = require "moonshard.core.opts"
 local M = {}
 
 local size, positive, share = Config.size, Config.positive, Config.share
-local acts = opts.one_of(errors.names(block.activations))
+local acts = Config.act
 
 -- ---- rotary positions ---------------------------------------------------------------------------
 
@@ -58,9 +57,9 @@ local function windows(c, o, by_default)
     c:fail("layer_types", "has %d elements, expected one for each of the %d layers", #types, o.layers)
   end
   if not window then return end
-  o.window, o.sliding = window, {}
+  o.window, o.windows = window, {}
   for k = 1, o.layers do
-    if types then o.sliding[k] = types[k] == "sliding_attention" else o.sliding[k] = by_default(k) end
+    if types then o.windows[k] = types[k] == "sliding_attention" else o.windows[k] = by_default(k) end
   end
 end
 

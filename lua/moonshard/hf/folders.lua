@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The small files of a model's folder: config.json, the index of its weights, and what belongs to its tokenizer.
+local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local json = require "moonshard.run.json"
 local lfs = require "lfs"
@@ -46,14 +47,34 @@ local function write(path, text)
   if not ok then errors.raise("hf.save: cannot write '%s': %s", path, why) end
 end
 
+-- Keys that transformers refuses to read as a whole number: 10000 must be 10000.0.
+local FLOATS = { "theta$", "factor$", "eps$", "epsilon$", "softcapping$", "range$", "std$", "prob$", "pdrop$", "drop$",
+  "dropout$", "dropout_prob$", "rate$", "scale_init_value$" }
+
+local function as_float(key, digits, stop)
+  for _, pattern in ipairs(FLOATS) do
+    if key:find(pattern) then return ('"%s": %s.0%s'):format(key, digits, stop) end
+  end
+end
+
+-- A copy with a text in place of JSON's null, which the writer lacks.
+local NULL = "\1null"
+local function with_text_for_null(values)
+  local copy = {}
+  for key, value in pairs(values) do                      -- any order: it is a copy
+    copy[key] = type(value) == "table" and with_text_for_null(value) or value == cjson.null and NULL or value
+  end
+  return copy
+end
+
 -- config.json: the text that was read, so that every key is kept, with the dtype of the parameters now.
 local function config_text(model)
   local text, dtype = model.family.text, model:parameters()[1].dtype
   if not text then
-    local values = {}
-    for key, value in pairs(model.config) do values[key] = value end
+    local values = with_text_for_null(model.config)
     values.architectures, values.dtype = { model.family.architecture }, dtype
-    return json(values, nil, { digits = 17, separator = ",\n  " }) .. "\n"
+    local made = json(values, nil, { digits = 17, separator = ",\n  " })
+    return made:gsub('"([%w_]+)": (%-?%d+)([,}%s])', as_float):gsub('"\\u0001null"', "null") .. "\n"
   end
   return (text:gsub('("t?o?r?c?h?_?dtype"%s*:%s*)"[%w]*"', function(key) return key .. '"' .. dtype .. '"' end))
 end

@@ -3,8 +3,8 @@
 ---   local model = ms.hf.load "llama/"
 ---   local logits = model(ids)
 ---   ms.hf.save(model, "tuned/")
---- The classes are in this folder: decoder.lua (families.lua has what differs between GPT-2, Llama and others). All are
---- made of block.lua.
+--- The classes are in this folder: decoder.lua (families.lua has what differs between GPT-2, Llama and others),
+--- bert.lua, vit.lua, clip.lua, t5.lua, whisper.lua. All are made of block.lua.
 local agree = require "moonshard.parallel.fsdp.agree"
 local Config = require "moonshard.hf.config"
 local decoder = require "moonshard.hf.decoder"
@@ -18,16 +18,26 @@ local a_module = require("moonshard.nn.register").a_module
 
 local M = {}
 
--- Architecture -> { model_type, names, prefix, build(config, kind) }.
+-- Rows of a model's class by `architectures` in config.json, and the usual one of each model_type:
+-- { architecture, model_type, usual, names, prefix, repeats, build(config, kind) }. build returns the model and, if
+-- they depend on the configuration, its names. prefix: files may have it or not. repeats: names of copies in old files.
 local architectures, of_type = {}, {}
-for model_type, row in sorted_pairs(families) do
-  architectures[row.architecture] = { model_type = model_type, names = row.names, prefix = row.prefix,
-    build = function(config, kind)
-      local o = row.options(config)
-      o.name, o.dtype, o.device = row.architecture, kind.dtype, kind.device
+
+local function add(row)
+  architectures[row.architecture] = row
+  if row.usual then of_type[row.model_type] = row.architecture end
+end
+
+for model_type, family in sorted_pairs(families) do
+  add { architecture = family.architecture, model_type = model_type, usual = true, names = family.names,
+    prefix = family.prefix, build = function(config, kind)
+      local o = family.options(config)
+      o.name, o.dtype, o.device = family.architecture, kind.dtype, kind.device
       return decoder.CausalLM(o)
     end }
-  of_type[model_type] = row.architecture
+end
+for _, name in ipairs { "bert", "vit", "clip", "t5", "whisper" } do
+  for _, row in ipairs(require("moonshard.hf." .. name)) do add(row) end
 end
 
 local a_string = opts.string
@@ -57,10 +67,11 @@ local DTYPES = opts.one_of { "float32", "float64", "bfloat16", "float16" }
 local function build(config, o)
   local name, row = architecture_of(config)
   local dtype = o.dtype or config:maybe("dtype", DTYPES) or config:maybe("torch_dtype", DTYPES) or "float32"
-  local model = row.build(config, { dtype = dtype, device = o.device })
+  local model, names = row.build(config, { dtype = dtype, device = o.device })
   config:finish(o.ignore)
   model.config = config.values
-  model.family = { architecture = name, names = row.names, prefix = row.prefix, text = config.text, dtype = dtype }
+  model.family = { architecture = name, names = names or row.names, prefix = row.prefix,
+    repeats = row.repeats, text = config.text, dtype = dtype }
   return model:eval()
 end
 

@@ -52,26 +52,37 @@ end
 -- Tensors that old versions of transformers wrote and that are no weights.
 local function is_constant(name)
   return name:find "rotary_emb%.inv_freq$" or name:find "%.attn%.bias$" or name:find "%.masked_bias$"
-    or name:find "position_ids$"
+    or name:find "position_ids$" or name:find "predictions%.decoder%.bias$" or name:find "lm_head%.decoder%.bias$"
 end
 
 local function listed(list)
   return table.concat(list, ", ", 1, math.min(#list, 8)) .. (#list > 8 and (" and %d more"):format(#list - 8) or "")
 end
 
+-- Raises if a file has two different tensors where the model has one under two names.
+local function check_tied(where, a, b)
+  local same = scope.run("compare", function() return where[a]:read(a):equal(where[b]:read(b)) end)
+  if not same then
+    errors.raise("hf: '%s': '%s' differs from '%s', but config.json ties them; set its key 'tie_word_embeddings' to false",
+      where[a].path, a, b)
+  end
+end
+
 -- Finds each entry's tensor; raises if one is missing or has another shape.
 local function match(model, entries, path, where)
-  local prefix, used, missing = model.family.prefix, {}, {}
+  local prefix, repeats, used, missing = model.family.prefix, model.family.repeats, {}, {}
   local function find(name)
     if where[name] then return name end
-    local short = prefix and name:sub(1, #prefix) == prefix and name:sub(#prefix + 1)
-    return short and where[short] and short
+    if not prefix then return nil end
+    local other = name:sub(1, #prefix) == prefix and name:sub(#prefix + 1) or prefix .. name
+    return where[other] and other
   end
   for _, e in ipairs(entries) do
     local found = find(e.file)
     for _, other in ipairs(e.others) do
       local same = find(other)
       if same then used[same] = true end
+      if found and same then check_tied(where, found, same) end
       found = found or same
     end
     if not found then
@@ -94,7 +105,7 @@ local function match(model, entries, path, where)
   if missing[1] then errors.raise("hf: '%s' lacks %s", path, listed(missing)) end
   local unused = {}
   for name in pairs(where) do
-    if not used[name] and not is_constant(name) then unused[#unused + 1] = "'" .. name .. "'" end
+    if not used[name] and not is_constant(name) and not (repeats and repeats[name]) then unused[#unused + 1] = "'" .. name .. "'" end
   end
   table.sort(unused)
   if unused[1] and log.rank() == 0 then

@@ -49,10 +49,104 @@ def causal(model):
     return dict(logits=flat(r.logits), loss=r.loss.item(), padded=flat(padded), greedy=greedy[:, S:].flatten().tolist())
 
 
+def padding():
+    mask = torch.ones(B, S, dtype=torch.int64)
+    mask[0, 5:] = 0
+    return mask
+
+
+def encoder(labels=None):
+    def run(model):
+        x = ids()
+        if labels is None:
+            r = model(x, attention_mask=padding())
+            r.last_hidden_state[:, :5].square().sum().backward()
+            return dict(hidden=flat(r.last_hidden_state[:, :5]), pooled=flat(r.pooler_output))
+        y = torch.arange(B * S).reshape(B, S) % labels if isinstance(labels, int) else torch.tensor(labels)
+        r = model(x, attention_mask=padding(), labels=y)
+        r.loss.backward()
+        logits = r.logits[:, :5] if r.logits.dim() == 3 else r.logits
+        return dict(logits=flat(logits), loss=r.loss.item(), labels=y.flatten().tolist())
+    return run
+
+
+def pixels(): return values(77, B * 3 * 16 * 16).reshape(B, 3, 16, 16).float()
+
+
+def vit(model):
+    r = model(pixels())
+    r.last_hidden_state.square().sum().backward()
+    return dict(hidden=flat(r.last_hidden_state), pooled=flat(r.pooler_output))
+
+
+def vit_classes(model):
+    r = model(pixels(), labels=torch.tensor([1, 4]))
+    r.loss.backward()
+    return dict(logits=flat(r.logits), loss=r.loss.item())
+
+
+def clip(model):
+    x = ids()
+    r = model(input_ids=x, pixel_values=pixels(), attention_mask=torch.ones_like(x), return_loss=True)
+    r.loss.backward()
+    return dict(logits=flat(r.logits_per_text), loss=r.loss.item(), texts=flat(model.get_text_features(input_ids=x).pooler_output),
+                images=flat(model.get_image_features(pixel_values=pixels()).pooler_output))
+
+
+def t5(model):
+    x, y = ids(), ids(6, 5)
+    y[0, 4:] = -100
+    r = model(input_ids=x, attention_mask=padding(), labels=y)
+    r.loss.backward()
+    with torch.no_grad(): greedy = model.generate(x, attention_mask=padding(), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    return dict(logits=flat(r.logits), loss=r.loss.item(), memory=flat(r.encoder_last_hidden_state[:, :5]), greedy=greedy[:, 1:].flatten().tolist())
+
+
+def t5_encoder(model):
+    r = model(input_ids=ids(), attention_mask=padding()).last_hidden_state[:, :5]
+    r.square().sum().backward()
+    return dict(hidden=flat(r))
+
+
+def whisper(model):
+    x, y = values(78, B * 8 * 24).reshape(B, 8, 24).float(), ids(6, 5)
+    y[0, 4:] = -100
+    r = model(input_features=x, labels=y)
+    r.loss.backward()
+    tokens = torch.full((B, 1), 1)
+    with torch.no_grad():
+        for _ in range(12): tokens = torch.cat([tokens, model(input_features=x, decoder_input_ids=tokens).logits[:, -1:].argmax(-1)], 1)
+    return dict(logits=flat(r.logits), loss=r.loss.item(), memory=flat(r.encoder_last_hidden_state), greedy=tokens[:, 1:].flatten().tolist())
+
+
 SMALL = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
              bos_token_id=1, eos_token_id=2, pad_token_id=None)
 LLAMA31 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+TEXT = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=16)
+BERT, ROBERTA = TEXT | dict(num_labels=3), TEXT | dict(num_labels=3, pad_token_id=1, eos_token_id=2, bos_token_id=0)
+IMAGE = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=8)
+T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=10,
+          decoder_start_token_id=0)
+WHISPER = dict(vocab_size=VOCAB, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=24,
+               decoder_ffn_dim=20, max_source_positions=12, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+               begin_suppress_tokens=None)
 CASES = {
+    "t5": (t5, T.T5ForConditionalGeneration, T.T5Config, T5),
+    "t5_gated": (t5, T.T5ForConditionalGeneration, T.T5Config, T5 | dict(feed_forward_proj="gated-gelu", num_decoder_layers=1, scale_decoder_outputs=False)),
+    "t5_encoder": (t5_encoder, T.T5EncoderModel, T.T5Config, T5),
+    "whisper": (whisper, T.WhisperForConditionalGeneration, T.WhisperConfig, WHISPER),
+    "bert": (encoder(), T.BertModel, T.BertConfig, BERT),
+    "bert_masked": (encoder(VOCAB), T.BertForMaskedLM, T.BertConfig, BERT),
+    "bert_text": (encoder([2, 0]), T.BertForSequenceClassification, T.BertConfig, BERT),
+    "bert_token": (encoder(3), T.BertForTokenClassification, T.BertConfig, BERT),
+    "roberta": (encoder(), T.RobertaModel, T.RobertaConfig, ROBERTA),
+    "roberta_masked": (encoder(VOCAB), T.RobertaForMaskedLM, T.RobertaConfig, ROBERTA),
+    "roberta_text": (encoder([2, 0]), T.RobertaForSequenceClassification, T.RobertaConfig, ROBERTA),
+    "roberta_token": (encoder(3), T.RobertaForTokenClassification, T.RobertaConfig, ROBERTA),
+    "vit": (vit, T.ViTModel, T.ViTConfig, IMAGE),
+    "vit_classes": (vit_classes, T.ViTForImageClassification, T.ViTConfig, IMAGE | dict(num_labels=5)),
+    "clip": (clip, T.CLIPModel, T.CLIPConfig, dict(
+        projection_dim=8, text_config=TEXT | dict(projection_dim=8, eos_token_id=30, bos_token_id=0, pad_token_id=1), vision_config=IMAGE | dict(projection_dim=8))),
     "gpt2": (causal, T.GPT2LMHeadModel, T.GPT2Config, dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=32, n_inner=24, bos_token_id=1, eos_token_id=2)),
     "llama": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL),
     "llama_3.1": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(tie_word_embeddings=True, rope_parameters=LLAMA31)),
