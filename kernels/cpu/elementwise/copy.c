@@ -40,32 +40,60 @@ static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const
     }
 }
 
-// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Tiles are processed down a column
-// first, so that several cache lines of one source column are read in turn and its page is visited once.
-#define TURN(T, B)                                                                                               \
-    {                                                                                                            \
-        for (int64_t c0 = 0; c0 < cols; c0 += B)                                                                 \
-            for (int64_t r0 = 0; r0 < rows; r0 += B) {                                                           \
-                int64_t r1 = r0 + B < rows ? r0 + B : rows, c1 = c0 + B < cols ? c0 + B : cols;                  \
-                if (r1 - r0 == B && c1 - c0 == B) {                                                              \
-                    T tile[B][B];                                                                                \
-                    for (int c = 0; c < B; c++) {                                                                \
-                        const char *column = src + (c0 + c) * sc + r0 * (int64_t)sizeof(T);                      \
-                        __builtin_prefetch(column + B * sc);                                                     \
-                        memcpy(tile[c], column, sizeof tile[c]);                                                 \
-                    }                                                                                            \
-                    for (int r = 0; r < B; r++) {                                                                \
-                        T line[B];                                                                               \
-                        for (int c = 0; c < B; c++) line[c] = tile[c][r];                                        \
-                        memcpy(dst + (r0 + r) * dr + c0 * (int64_t)sizeof(T), line, sizeof line);                \
-                    }                                                                                            \
-                } else                                                                                           \
-                    for (int64_t r = r0; r < r1; r++)                                                            \
-                        for (int64_t c = c0; c < c1; c++)                                                        \
-                            memcpy(dst + r * dr + c * (int64_t)sizeof(T), src + c * sc + r * (int64_t)sizeof(T), \
-                                   sizeof(T));                                                                   \
-            }                                                                                                    \
+// Transposes a matrix of N x N elements in N vectors of 16 bytes: log2(N) times, it interleaves each vector of the
+// first half with that of the second half. All instruction sets have these two shuffles.
+#define ZIP16(h) ZIP16_HALF(h), ZIP16_HALF(h + 4)
+#define ZIP16_HALF(h) h, h + 16, h + 1, h + 17, h + 2, h + 18, h + 3, h + 19
+#define ZIP8(h) h, h + 8, h + 1, h + 9, h + 2, h + 10, h + 3, h + 11
+#define ZIP4(h) h, h + 4, h + 1, h + 5
+#define ZIP2(h) h, h + 2
+#define SQUARE(T, N)                                                                       \
+    typedef T vector_##T __attribute__((vector_size(16), aligned(1)));                     \
+    static inline __attribute__((always_inline)) void square_##T(vector_##T v[N])          \
+    {                                                                                      \
+        for (int stage = N; stage > 1; stage /= 2) {                                       \
+            vector_##T w[N];                                                               \
+            for (int k = 0; k < N / 2; k++) {                                              \
+                w[2 * k] = __builtin_shufflevector(v[k], v[k + N / 2], ZIP##N(0));         \
+                w[2 * k + 1] = __builtin_shufflevector(v[k], v[k + N / 2], ZIP##N(N / 2)); \
+            }                                                                              \
+            for (int k = 0; k < N; k++) v[k] = w[k];                                       \
+        }                                                                                  \
     }
+SQUARE(uint8_t, 16)
+SQUARE(uint16_t, 8)
+SQUARE(uint32_t, 4)
+SQUARE(uint64_t, 2)
+
+// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Tiles of a cache line on both sides
+// are processed down a column first, so that several cache lines of one source column are read in turn and its page is
+// visited once.
+#define TURN(T, N, B)                                                                                  \
+    for (int64_t c0 = 0; c0 < cols; c0 += B)                                                           \
+        for (int64_t r0 = 0; r0 < rows; r0 += B) {                                                     \
+            int64_t r1 = r0 + B < rows ? r0 + B : rows, c1 = c0 + B < cols ? c0 + B : cols;            \
+            const char *from = src + c0 * sc + r0 * (int64_t)sizeof(T);                                \
+            char *to = dst + r0 * dr + c0 * (int64_t)sizeof(T);                                        \
+            if (r1 - r0 == B && c1 - c0 == B) {                                                        \
+                T tile[B][B], turned[B][B];                                                            \
+                for (int c = 0; c < B; c++) {                                                          \
+                    __builtin_prefetch(from + (c + B) * sc);                                           \
+                    __builtin_prefetch(to + (c + B) * dr, 1);                                          \
+                    memcpy(tile[c], from + c * sc, sizeof tile[c]);                                    \
+                }                                                                                      \
+                for (int r = 0; r < B; r += N)                                                         \
+                    for (int c = 0; c < B; c += N) {                                                   \
+                        vector_##T v[N];                                                               \
+                        for (int k = 0; k < N; k++) memcpy(&v[k], &tile[c + k][r], 16);                \
+                        square_##T(v);                                                                 \
+                        for (int k = 0; k < N; k++) memcpy(&turned[r + k][c], &v[k], 16);              \
+                    }                                                                                  \
+                for (int r = 0; r < B; r++) memcpy(to + r * dr, turned[r], sizeof turned[r]);          \
+            } else                                                                                     \
+                for (int64_t r = 0; r < r1 - r0; r++)                                                  \
+                    for (int64_t c = 0; c < c1 - c0; c++)                                              \
+                        memcpy(to + r * dr + c * sizeof(T), from + c * sc + r * sizeof(T), sizeof(T)); \
+        }
 typedef struct {
     int64_t rows, cols;
     char *dst;
@@ -79,10 +107,10 @@ static MS_KERNEL void turn(int size, const tile_job *t)
     char *dst = t->dst;
     const char *src = t->src;
     switch (size) {
-    case 1: TURN(uint8_t, 16) break;
-    case 2: TURN(uint16_t, 16) break;
-    case 4: TURN(uint32_t, 16) break;
-    default: TURN(uint64_t, 8) break;
+    case 1: TURN(uint8_t, 16, 16) break;
+    case 2: TURN(uint16_t, 8, 16) break;
+    case 4: TURN(uint32_t, 4, 16) break;
+    default: TURN(uint64_t, 2, 8) break;
     }
 }
 
