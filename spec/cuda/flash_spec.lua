@@ -19,8 +19,9 @@ end
 --- Output and gradients of attention for q, k, v and the output's gradient. given.attn_mask is copied to the device.
 local function attend(tensors, device, dtype, given)
   local x = {}
-  given = { attn_mask = given.attn_mask and given.attn_mask:to(device), is_causal = given.is_causal,
-    dropout_p = given.dropout_p, scale = given.scale }
+  local options = {}
+  for name, value in pairs(given) do options[name] = name == "attn_mask" and value:to(device) or value end
+  given = options
   ms.manual_seed(7)
   for k = 1, 3 do
     x[k] = tensors[k]:to(device):to(dtype):detach()
@@ -30,10 +31,12 @@ local function attend(tensors, device, dtype, given)
   out:backward(tensors[4]:to(device):to(dtype))
   return { out:detach(), x[1].grad, x[2].grad, x[3].grad }
 end
---- q [B, H, T, D], k and v [B, H, S, D], and a gradient like q; in memory H follows T or S.
-local function random(B, H, T, S, D, dtype)
+--- q [B, H, T, D], k and v [B, K or H, S, D], and a gradient like q; in memory heads follow T or S.
+local function random(B, H, T, S, D, dtype, K)
   local out = {}
-  for k, length in ipairs { T, S, S, T } do out[k] = ms.randn({ B, length, H, D }):to(dtype):transpose(2, 3) end
+  for k, length in ipairs { T, S, S, T } do
+    out[k] = ms.randn({ B, length, (k == 2 or k == 3) and K or H, D }):to(dtype):transpose(2, 3)
+  end
   return out
 end
 
@@ -112,6 +115,44 @@ describe("attention in tiles", function()
         end
       end)
     end
+  end
+
+  -- float32 takes the path of products and rows of scores, the others tiles. K: heads of keys.
+  for _, case in ipairs {
+    { 2, 6, 2, 70, 130, 64, { is_causal = true, causal_offset = 60 } }, { 1, 4, 1, 65, 65, 96, {} },
+    { 1, 4, 2, 1, 200, 64, { is_causal = true, causal_offset = 199 } },
+    { 1, 2, 2, 150, 150, 64, { is_causal = true, window = 70 } },
+    { 1, 2, 1, 150, 150, 128, { is_causal = true, window = 40, softcap = 1.5 } },
+    { 1, 3, 1, 66, 70, 32, { softcap = 0.7, dropout_p = 0.2 } },
+    { 1, 2, 1, 70, 66, 64, { is_causal = true, causal_offset = -3, softcap = 2, attn_mask = "bool" } },
+    { 1, 2, 1, 20, 66, 64, { is_causal = true, causal_offset = 10, softcap = 2, attn_mask = "float" } },
+    { 1, 2, 1, 70, 40, 64, { is_causal = true, causal_offset = -30 } },
+    { 1, 2, 1, 3, 40, 8, { is_causal = true, causal_offset = -3 } },
+    { 1, 2, 1, 3, 40, 8, { is_causal = true, causal_offset = 500, window = 9 } },
+  } do
+    local B, H, K, T, S, D, options = unpack(case)
+    local names = {}
+    for name, value in pairs(options) do names[#names + 1] = (", %s %s"):format(name, tostring(value)) end
+    table.sort(names)
+    local more = table.concat(names)
+    on_gpu(("is right for %d heads that share %d, %d queries, %d keys of %d%s"):format(H, K, T, S, D, more), function()
+      for dtype, most in pairs { bfloat16 = 5e-3, float16 = 8e-4, float32 = 2e-6 } do
+        ms.manual_seed(5)
+        local x, given = random(B, H, T, S, D, dtype, K), { enable_gqa = true }
+        for name, value in pairs(options) do given[name] = value end
+        if given.attn_mask == "float" then given.attn_mask = ms.randn(T, S) end
+        if given.attn_mask == "bool" then given.attn_mask = ms.rand(T, S):gt(0.3) end
+        local got, expected = attend(x, "cuda", dtype, given), attend(x, "cpu", "float64", given)
+        for k, name in ipairs { "the output", "dq", "dk", "dv" } do
+          if expected[k]:norm():item() == 0 then
+            assert.are.equal(0, got[k]:to("float32"):abs():max():item(), name)
+          else
+            local e = relative(got[k], expected[k])
+            assert.is_true(e < most, ("%s, %s: %g"):format(dtype, name, e))
+          end
+        end
+      end
+    end)
   end
 
   on_gpu("takes no memory for scores with a mask and dropout", function()

@@ -277,17 +277,17 @@ describe("attention:", function()
 
   it("gives heads of queries in a row the same keys and values, with enable_gqa", function()
     local o, sdpa = { dtype = "float64", requires_grad = true }, nn.F.scaled_dot_product_attention
-    local q, k, v = ms.randn(2, 4, 3, 5, o), ms.randn(2, 2, 6, 5, o), ms.randn(2, 1, 6, 5, o)
+    local q, k, v = ms.randn(2, 4, 3, 5, o), ms.randn(2, 2, 6, 5, o), ms.randn(2, 2, 6, 7, o)
     local given = { enable_gqa = true, is_causal = true }
     local out = sdpa(q, k, v, given)
     for head = 1, 4 do
       ms.testing.assert_close(out:select(2, head), sdpa(q:select(2, head), k:select(2, head < 3 and 1 or 2),
-        v:select(2, 1), { is_causal = true }), { rtol = 1e-12, atol = 1e-12 })
+        v:select(2, head < 3 and 1 or 2), { is_causal = true }), { rtol = 1e-12, atol = 1e-12 })
     end
     assert.is_true(ms.testing.gradcheck(function(a, b, c) return sdpa(a, b, c, given) end, { q, k, v }))
-    local ok, why = pcall(sdpa, q, ms.randn(2, 3, 6, 5, o), v, given)
+    local ok, why = pcall(sdpa, q, ms.randn(2, 3, 6, 5, o), ms.randn(2, 3, 6, 5, o), given)
     assert.is_false(ok)
-    assert.matches("scaled_dot_product_attention: the number of heads of queries, 4, is not a multiple of that of keys, 3", why, 1, true)
+    assert.matches("expected query [..., t, d] and key, value [..., s, d], got [2, 4, 3, 5], [2, 3, 6, 5]", why, 1, true)
   end)
 
   it("takes a scale of 0: every key counts the same", function()

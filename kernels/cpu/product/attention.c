@@ -2,11 +2,12 @@
 // cpu/product/attention.c -- softmax(q k^T) v without storing the T x T matrix (Dao et al. 2022), in tiles of 64
 // queries (float64: 32) by KEYS keys. Forward saves one number per row (the logsumexp); backward recomputes the scores.
 //
-// Forward, a task is a block of queries; if the heads that share keys have at most FEW queries, as in decoding, it is
-// FEW_KEYS keys, and the results are then added in order. Backward, a task is a head: it adds the gradients of keys and
-// values in query order. Memory is therefore linear in T, and results do not depend on the number of threads. The
-// output of a query without allowed keys is 0.
+// Forward, a task is a block of queries; if a head has at most FEW queries, as in decoding, it is FEW_KEYS keys for all
+// heads that share them, and the results are then added in order. Backward, a task is a head of keys: it adds the
+// gradients of keys and values in the order of the heads that share them and their queries. Memory is therefore linear
+// in T, and results do not depend on the number of threads. The output of a query without allowed keys is 0.
 #include "cpu/product/product.h"
+#include "rows/attention.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
 #include "cpu/elementwise/masks.h"
@@ -14,18 +15,19 @@
 
 enum {
     KEYS = 64,       // keys of a tile
-    FEW = 8,         // most queries that are computed as rows instead of tiles
+    FEW = 8,         // most queries of a head that are computed as rows instead of tiles
+    FEW_ROWS = 64,   // most rows, of heads that share keys, that are computed together then
     FEW_KEYS = 512,  // keys of a task then
     PART = 64,       // of which so many are converted at a time,
     STEP = 16,       // and so many multiplied, before those of the next part are fetched
 };
 
 // A tensor [batch..., t, d] seen as heads. Strides: of rows, of columns, and of the batch dimensions (0 where
-// broadcast).
+// broadcast). share: heads of queries for each of its heads.
 typedef struct part {
     int dtype, n;
     void *data;
-    int64_t rs, cs, shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    int64_t share, rs, cs, shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
 } part;
 
 typedef struct attend {
@@ -34,9 +36,9 @@ typedef struct attend {
     const void *g_lse;
     int64_t heads, tq, tk, d, wide;  // wide: d rounded up to a multiple of 16
     int64_t blocks;                  // of queries in a head
-    int64_t group, chunks;           // few queries: heads that share keys and values; parts of the keys
-    bool causal;
-    double p, scale;
+    // Few queries: heads that share keys and values; the keys that any query attends to, and their parts.
+    int64_t group, key, key_end, chunks;
+    ms_attention a;
     uint64_t seed, offset;
     char *room, *parts;
     size_t room_bytes;  // scratch memory per thread
@@ -62,20 +64,18 @@ static inline tile block_of(const attend *w, int64_t task, int64_t queries, int6
     return t;
 }
 // The end of the keys that a block of queries may attend to.
-static inline int64_t last_key(const attend *w, tile t)
-{
-    return w->causal && t.i0 + t.rows < w->tk ? t.i0 + t.rows : w->tk;
-}
+static inline int64_t last_key(const attend *w, tile t) { return ms_span_end(w->a.span, t.i0 + t.rows - 1, w->tk); }
 // The number of a tile's keys that a query before column r may attend to.
 static inline int64_t key_count(const attend *w, tile t, int64_t r)
 {
-    int64_t n = t.i0 + r - t.j0;
-    return !w->causal || n >= t.n ? t.n : n > 0 ? n : 0;
+    int64_t n = t.i0 + r + w->a.span.high - t.j0;
+    return n >= t.n ? t.n : n > 0 ? n : 0;
 }
 // The first column whose query may attend to key j of the tile.
 static inline int64_t first_query(const attend *w, tile t, int64_t j)
 {
-    return w->causal && t.j0 + j > t.i0 ? t.j0 + j - t.i0 : 0;
+    int64_t first = t.j0 + j - w->a.span.high - t.i0;
+    return first > 0 ? first : 0;
 }
 // Whether not all queries of a tile may attend to all of its keys.
 static inline bool ragged(const attend *w, tile t) { return first_query(w, t, t.n - 1) > 0; }
@@ -85,7 +85,7 @@ static int64_t head_start(const part *x, int64_t head)
 {
     int64_t at = 0;
     for (int d = x->n - 1; d >= 0; d--) {
-        at += head % x->shape[d] * x->stride[d];
+        at += head % x->shape[d] / (d == x->n - 1 ? x->share : 1) * x->stride[d];
         head /= x->shape[d];
     }
     return at;
@@ -111,7 +111,7 @@ static void fetch_ahead(const attend *w, tile t, int64_t j, int64_t n)
     fetch(w, (head_rows) { &w->v, t.head, at, n }, false);
     if (at + KEYS < end)
         fetch(w, (head_rows) { &w->k, t.head, at + KEYS, end - at - KEYS < n ? end - at - KEYS : n }, false);
-    if (t.j0 > 0) return;
+    if (t.j0 > ms_span_first(w->a.span, t.i0)) return;
     if (j < t.rows) fetch(w, (head_rows) { &w->o, t.head, t.i0 + j, t.rows - j < n ? t.rows - j : n }, true);
     if (q < w->tq) fetch(w, (head_rows) { &w->q, t.head, q, w->tq - q < n ? w->tq - q : n }, false);
 }
@@ -119,15 +119,17 @@ static void fetch_ahead(const attend *w, tile t, int64_t j, int64_t n)
 // STEP keys or values, as far as they exist.
 static void fetch_keys(const attend *w, const part *x, int64_t head, int64_t first)
 {
-    int64_t n = w->tk - first < STEP ? w->tk - first : STEP;
+    int64_t n = w->key_end - first < STEP ? w->key_end - first : STEP;
     fetch(w, (head_rows) { x, head, first, n }, false);
 }
 
-// Describes t as heads. like: a tensor with the batch dimensions of the whole call.
-static part part_of(const ms_tensor *t, const ms_tensor *like)
+// Describes t as heads. like: a tensor with the batch dimensions of the whole call, of which the last is `share` times
+// that of t.
+static part part_of(const ms_tensor *t, const ms_tensor *like, int64_t share)
 {
     part x = { .dtype = t->dtype,
                .n = like->ndim - 2,
+               .share = share,
                .data = ms__data(t),
                .rs = t->stride[t->ndim - 2],
                .cs = t->stride[t->ndim - 1] };
@@ -159,9 +161,11 @@ TASK(few_task, attend_few)
 TASK(parts_task, add_parts)
 TASK(backward_task, attend_head_backward)
 
-static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tensor *k)
+// n_i: the number of the forward's integers.
+static void sizes(attend *w, const ms_call *c, int n_i, const ms_tensor *q, const ms_tensor *k)
 {
     int n = q->ndim;
+    w->a = ms__attention_of(c, n_i, q, k);
     w->tq = q->shape[n - 2];
     w->tk = k->shape[n - 2];
     w->d = q->shape[n - 1];
@@ -170,9 +174,6 @@ static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tens
     for (int d = 0; d < n - 2; d++) w->heads *= q->shape[d];
     int64_t queries = q->dtype == MS_F64 ? queries_f64() : queries_f32();
     w->blocks = (w->tq + queries - 1) / queries;
-    w->causal = c->n_i > 0 && c->i[0];
-    w->p = c->n_f > 0 ? c->f[0] : 0;
-    w->scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / sqrt((double)(w->d ? w->d : 1));
 }
 
 // Allocates `numbers` float32 or float64 numbers for each thread, and runs n tasks.
@@ -191,18 +192,23 @@ static ms_status run_tasks(attend *w, int64_t n, int64_t numbers, const char *wh
     return MS_OK;
 }
 
-// The number of heads in a row that share keys and values: they are expanded along the last batch dimension.
-static int64_t shared_by(const attend *w)
+// The number of heads in a row that are computed together if they have few queries: those that share keys and values,
+// which may also be expanded along the last batch dimension, or so many of them that divide all.
+static int64_t computed_together(const attend *w)
 {
     int d = w->k.n - 1;
-    return d >= 0 && w->k.stride[d] == 0 && w->v.stride[d] == 0 ? w->k.shape[d] : 1;
+    int64_t n = w->k.share, parts = 1;
+    if (n == 1 && d >= 0 && w->k.stride[d] == 0 && w->v.stride[d] == 0) n = w->k.shape[d];
+    while (n % parts || n / parts * w->tq > FEW_ROWS) parts++;
+    return n / parts;
 }
 
 static ms_status few_queries(attend *w)
 {
     bool wide = w->q.dtype == MS_F64;
     ms_block *parts;
-    w->chunks = (w->tk + FEW_KEYS - 1) / FEW_KEYS;
+    w->group = computed_together(w);
+    w->chunks = (w->key_end - w->key + FEW_KEYS - 1) / FEW_KEYS;
     int64_t groups = w->heads / w->group, numbers = w->heads * w->tq * w->chunks * (w->wide + 2);
     MS_TRY(ms__alloc_scratch(&parts, (size_t)numbers * (wide ? 8 : 4), "attention"));
     w->parts = parts->data;
@@ -216,17 +222,17 @@ ms_status ms__cpu_attention(ms_call *c)
 {
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
     attend w = { .seed = c->saved_rng[0], .offset = c->saved_rng[1] };
-    sizes(&w, c, q, k);
+    sizes(&w, c, c->n_i, q, k);
     if (w.heads * w.tq == 0) return MS_OK;
-    w.q = part_of(q, q);
-    w.k = part_of(k, q);
-    w.v = part_of(v, q);
-    w.o = part_of(o, q);
-    if (mask) w.mask = part_of(mask, q);
+    w.q = part_of(q, q, 1);
+    w.k = part_of(k, q, w.a.share);
+    w.v = part_of(v, q, w.a.share);
+    w.o = part_of(o, q, 1);
+    if (mask) w.mask = part_of(mask, q, 1);
     w.lse = ms__data(c->out[1]);
-    w.group = shared_by(&w);
-    if (w.group * w.tq > FEW) w.group = 1;
-    if (w.tq <= FEW && w.tk > 0) return few_queries(&w);
+    w.key = ms_span_first(w.a.span, 0);
+    w.key_end = ms_span_end(w.a.span, w.tq - 1, w.tk);
+    if (w.tq <= FEW && w.key < w.key_end) return few_queries(&w);
     int64_t numbers = w.q.dtype == MS_F64 ? forward_room_f64(&w) : forward_room_f32(&w);
     return run_tasks(&w, w.heads * w.blocks, numbers, "attention", forward_task);
 }
@@ -237,29 +243,29 @@ ms_status ms__cpu_attention_backward(ms_call *c)
     ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
     attend w = { .seed = (uint64_t)c->i[c->n_i - 3], .offset = (uint64_t)c->i[c->n_i - 2] };
-    sizes(&w, c, q, k);
+    sizes(&w, c, c->n_i - 3, q, k);
     if (w.heads * w.tq == 0 || w.tk == 0) {
         for (int i = 0; i < c->n_out; i++)
             if (c->out[i]->numel) memset(c->out[i]->storage->data, 0, ms__nbytes(c->out[i]));
         return MS_OK;
     }
-    w.g = part_of(c->in[0], q);
-    w.q = part_of(q, q);
-    w.k = part_of(k, q);
-    w.v = part_of(v, q);
-    w.o = part_of(c->in[5], q);
-    if (mask) w.mask = part_of(mask, q);
+    w.g = part_of(c->in[0], q, 1);
+    w.q = part_of(q, q, 1);
+    w.k = part_of(k, q, w.a.share);
+    w.v = part_of(v, q, w.a.share);
+    w.o = part_of(c->in[5], q, 1);
+    if (mask) w.mask = part_of(mask, q, 1);
     w.lse = ms__data(c->in[6]);
-    if (dq) w.dq = part_of(dq, q);
-    if (dk) w.dk = part_of(dk, q);
-    if (dv) w.dv = part_of(dv, q);
+    if (dq) w.dq = part_of(dq, q, 1);
+    if (dk) w.dk = part_of(dk, q, w.a.share);
+    if (dv) w.dv = part_of(dv, q, w.a.share);
     if (c->n_in > 7 && c->in[7]) {
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
     if (dmask) w.dmask = ms__data(dmask);
     int64_t numbers = w.q.dtype == MS_F64 ? backward_room_f64(&w) : backward_room_f32(&w);
-    ms_status st = run_tasks(&w, w.heads, numbers, "attention_backward", backward_task);
+    ms_status st = run_tasks(&w, w.heads / w.a.share, numbers, "attention_backward", backward_task);
     ms__release(g_lse);
     return st;
 }

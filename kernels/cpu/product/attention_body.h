@@ -147,9 +147,9 @@ static MS_KERNEL bool R(mask_tile)(const attend *w, tile t, REAL *mask, REAL *ro
 static MS_KERNEL void R(keep_row)(const attend *w, int64_t head, int64_t i, int64_t j0, int64_t n, REAL *keep)
 {
     uint32_t words[4 * MS_MASK_BLOCKS];
-    uint64_t limit = ms__mask_limit(w->p),
+    uint64_t limit = ms__mask_limit(w->a.p),
              at = ((uint64_t)head * (uint64_t)w->tq + (uint64_t)i) * (uint64_t)w->tk + (uint64_t)j0;
-    REAL scale = w->p < 1 ? (REAL)(1 / (1 - w->p)) : 0;
+    REAL scale = w->a.p < 1 ? (REAL)(1 / (1 - w->a.p)) : 0;
     for (int64_t j = 0; j < n;) {
         int64_t skip = (int64_t)(at & 3), some = 4 * MS_MASK_BLOCKS - skip < n - j ? 4 * MS_MASK_BLOCKS - skip : n - j;
         ms__mask_words(words, (skip + some + 3) / 4, w->seed, w->offset, at / 4);
@@ -204,6 +204,17 @@ static void R(over_queries)(const attend *w, tile t, const REAL *s, const REAL *
     }
 }
 
+// Caps n rows of scores, columns [r, r + LANES). slope: NULL, or where to store the cap's slopes.
+MS_INLINE void R(cap)(const attend *w, int64_t r, int64_t n, REAL *s, REAL *slope)
+{
+    REAL cap = (REAL)w->a.cap;
+    for (int64_t k = 0; k < n; k++)
+        for (int64_t l = r; l < r + LANES; l++) {
+            REAL c = s[k * WIDTH + l] = R(ms_capped)(s[k * WIDTH + l], cap);
+            if (slope) slope[k * WIDTH + l] = R(ms_cap_slope)(c, cap);
+        }
+}
+
 // Sets the scores of keys that a query may not attend to to -inf, and adds the mask, which may be NULL. Columns
 // [r, r + LANES).
 MS_INLINE void R(hide)(const attend *w, tile t, int64_t r, int64_t n, const REAL *mask, REAL *s)
@@ -211,11 +222,15 @@ MS_INLINE void R(hide)(const attend *w, tile t, int64_t r, int64_t n, const REAL
     if (mask)
         for (int64_t k = 0; k < n; k++)
             for (int64_t l = r; l < r + LANES; l++) s[k * WIDTH + l] = R(masked)(s[k * WIDTH + l], mask[k * WIDTH + l]);
-    if (!w->causal) return;
-    int64_t k = t.i0 + r + 1 - t.j0;
+    // The distance from query i0 + r to key j0 is -k0. The first loop begins with the first key that is too late for a
+    // query, the second ends with the last one that is too early.
+    int64_t k0 = t.i0 + r - t.j0, k = k0 + w->a.span.high + 1, early = k0 + w->a.span.low + LANES - 1;
     for (k = k < 0 ? 0 : k; k < n; k++)
         for (int64_t l = 0; l < LANES; l++)
-            s[k * WIDTH + r + l] = l < t.j0 + k - t.i0 - r ? -(REAL)INFINITY : s[k * WIDTH + r + l];
+            s[k * WIDTH + r + l] = l < k - k0 - w->a.span.high ? -(REAL)INFINITY : s[k * WIDTH + r + l];
+    for (k = 0; k < early && k < n; k++)
+        for (int64_t l = 0; l < LANES; l++)
+            s[k * WIDTH + r + l] = l > k - k0 - w->a.span.low ? -(REAL)INFINITY : s[k * WIDTH + r + l];
 }
 
 // Calls DO(k, l, a) for n rows k, a multiple of 4, and LANES columns l; a: the accumulators of `rows` rows, which
@@ -236,6 +251,7 @@ static MS_KERNEL void R(soften)(const attend *w, tile t, const REAL *mask, REAL 
     for (int64_t r = 0; r < t.lanes; r += LANES) {
         int64_t n = key_count(w, t, r + LANES);
         REAL a[4 * LANES], m[LANES], *x = s + r;
+        if (w->a.cap > 0) R(cap)(w, r, n, s, NULL);
         R(hide)(w, t, r, n, mask, s);
         for (; n % 4; n++)
             for (int l = 0; l < LANES; l++) x[n * WIDTH + l] = -(REAL)INFINITY;
@@ -294,7 +310,7 @@ static tile R(next_tile)(tile t, int64_t j0, int64_t end)
 
 static int64_t R(forward_room)(const attend *w)
 {
-    return w->d * WIDTH + QUERIES * w->wide + KEYS * w->wide + (w->mask.data || w->p > 0 ? 2 : 1) * KEYS * WIDTH;
+    return w->d * WIDTH + QUERIES * w->wide + KEYS * w->wide + (w->mask.data || w->a.p > 0 ? 2 : 1) * KEYS * WIDTH;
 }
 
 // Computes out = softmax(q k^T scale + mask) v and the logsumexp of a block of queries.
@@ -306,16 +322,16 @@ static void R(attend_block)(const attend *w, int64_t task, REAL *room)
     R(softmax) f = { .sum = { 0 } };
     int64_t end = last_key(w, t);
     for (int r = 0; r < QUERIES; r++) f.max[r] = -(REAL)INFINITY;
-    R(load_columns)(w, t, qt, &w->q, (REAL)w->scale, o);
+    R(load_columns)(w, t, qt, &w->q, (REAL)w->a.scale, o);
     memset(o, 0, (size_t)(t.rows * w->wide) * sizeof *o);
-    for (int64_t j0 = 0; j0 < end; j0 += KEYS) {
+    for (int64_t first = ms_span_first(w->a.span, t.i0), j0 = first; j0 < end; j0 += KEYS) {
         t = R(next_tile)(t, j0, end);
         if (w->mask.data && !R(mask_tile)(w, t, other, rows)) continue;
         R(scores)
         (w, t, R(rows_of)(w, rows, (head_rows) { &w->k, t.head, j0, t.n }), qt, s,
-         j0 == 0 || t.i0 == 0 || j0 + 2 * KEYS >= end);
+         j0 == first || t.i0 == 0 || j0 + 2 * KEYS >= end);
         R(soften)(w, t, w->mask.data ? other : NULL, s, &f);
-        if (w->p > 0) {
+        if (w->a.p > 0) {
             R(keep_tile)(w, t, other);
             R(multiply)(s, other, t.n * WIDTH);
         }
@@ -325,9 +341,9 @@ static void R(attend_block)(const attend *w, int64_t task, REAL *room)
     R(store_rows)(w, (head_rows) { &w->o, t.head, t.i0, t.rows }, o);
 }
 
-// What backward knows of a block of queries, and its tiles. mask and keep may be NULL.
+// What backward knows of a block of queries, and its tiles. mask, keep and slope (of the cap) may be NULL.
 typedef struct R(grads) {
-    REAL lse[QUERIES], delta[QUERIES], *s, *ds, *mask, *keep;
+    REAL lse[QUERIES], delta[QUERIES], *s, *ds, *mask, *keep, *slope;
 } R(grads);
 
 // s: scores, becomes P = exp(s - lse), times keep; ds: dP, becomes dS = P * (keep * dP - delta).
@@ -337,6 +353,7 @@ static MS_KERNEL void R(grad_tile)(const attend *w, tile t, const R(grads) * f)
     REAL *s = f->s, *ds = f->ds;
     for (int64_t r = 0; r < t.lanes; r += LANES) {
         int64_t n = key_count(w, t, r + LANES);
+        if (f->slope) R(cap)(w, r, n, s, f->slope);
         R(hide)(w, t, r, n, f->mask, s);
         for (int64_t k = 0; k < n; k++)
             if (keep)
@@ -356,31 +373,41 @@ static MS_KERNEL void R(grad_tile)(const attend *w, tile t, const R(grads) * f)
     }
 }
 
+// From the gradients of capped scores to those of scores.
+static MS_KERNEL void R(uncap)(const attend *w, tile t, const R(grads) * f)
+{
+    for (int64_t r = 0; r < t.lanes; r += LANES)
+        for (int64_t k = 0, n = key_count(w, t, r + LANES); k < n; k++)
+            for (int64_t l = r; l < r + LANES; l++) f->ds[k * WIDTH + l] *= f->slope[k * WIDTH + l];
+}
+
 static int64_t R(backward_room)(const attend *w)
 {
     return 2 * w->tk * w->wide + 2 * w->d * WIDTH + 3 * QUERIES * w->wide + 2 * KEYS * w->wide +
-           (2 + (w->mask.data != NULL) + (w->p > 0)) * KEYS * WIDTH;
+           (2 + (w->mask.data != NULL) + (w->a.p > 0) + (w->a.cap > 0)) * KEYS * WIDTH;
 }
 
-// The gradients of one head. With g, the gradient of the output o, and without dropout: dv = P^T g, ds = P (g v^T -
-// delta), dq = ds k scale, dk = ds^T q scale. delta: per row, the dot product of g and o minus the gradient of the
-// logsumexp.
-static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
+// The gradients of one head of keys, and of the heads that share it. With g, the gradient of the output o, and without
+// dropout: dv = P^T g, ds = P (g v^T - delta), dq = ds k scale, dk = ds^T q scale. delta: per row, the dot product of g
+// and o minus the gradient of the logsumexp.
+static void R(attend_head_backward)(const attend *w, int64_t task, REAL *room)
 {
-    int64_t wide = w->wide, blocks = w->blocks;
+    int64_t wide = w->wide, first = task * w->k.share, blocks = w->k.share * w->blocks;
     REAL *dk = room, *dv = dk + w->tk * wide, *qt = dv + w->tk * wide, *gt = qt + w->d * WIDTH, *q = gt + w->d * WIDTH,
          *g = q + QUERIES * wide, *o = g + QUERIES * wide, *k_room = o + QUERIES * wide, *v_room = k_room + KEYS * wide,
          *tiles = v_room + KEYS * wide;
     R(grads) f = { .s = tiles, .ds = tiles + KEYS * WIDTH };
-    if (w->mask.data) f.mask = f.ds + KEYS * WIDTH;
-    if (w->p > 0) f.keep = (f.mask ? f.mask : f.ds) + KEYS * WIDTH;
+    REAL *free = f.ds + KEYS * WIDTH;
+    if (w->mask.data) f.mask = free, free += KEYS * WIDTH;
+    if (w->a.p > 0) f.keep = free, free += KEYS * WIDTH;
+    if (w->a.cap > 0) f.slope = free;
     memset(dk, 0, (size_t)(2 * w->tk * wide) * sizeof *dk);
     for (int64_t b = 0; b < blocks; b++) {
-        tile t = block_of(w, head * blocks + b, QUERIES, LANES);
-        int64_t end = last_key(w, t);
+        tile t = block_of(w, first * w->blocks + b, QUERIES, LANES);
+        int64_t head = t.head, end = last_key(w, t);
         R(load_rows)(w, o, (head_rows) { &w->o, head, t.i0, t.rows }, 1);
         R(load_columns)(w, t, gt, &w->g, 1, g);
-        R(load_columns)(w, t, qt, &w->q, (REAL)w->scale, q);
+        R(load_columns)(w, t, qt, &w->q, (REAL)w->a.scale, q);
         for (int64_t r = 0; r < QUERIES; r++) f.delta[r] = 0, f.lse[r] = INFINITY;  // P = 0
         for (int64_t r = 0; r < t.rows; r++) {
             int64_t at = head * w->tq + t.i0 + r;
@@ -391,7 +418,7 @@ static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
         memset(o, 0, (size_t)(t.rows * wide) * sizeof *o);  // from here on, o holds dq
         REAL *dmask = w->dmask ? (REAL *)w->dmask + (head * w->tq + t.i0) * w->tk : NULL;
         if (dmask) memset(dmask, 0, (size_t)(t.rows * w->tk) * sizeof *dmask);
-        for (int64_t j0 = 0; j0 < end; j0 += KEYS) {
+        for (int64_t j0 = ms_span_first(w->a.span, t.i0); j0 < end; j0 += KEYS) {
             t = R(next_tile)(t, j0, end);
             if (f.mask && !R(mask_tile)(w, t, f.mask, k_room)) continue;
             const REAL *k = R(rows_of)(w, k_room, (head_rows) { &w->k, head, j0, t.n }),
@@ -400,17 +427,18 @@ static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
             R(scores)(w, t, v, gt, f.ds, false);
             if (f.keep) R(keep_tile)(w, t, f.keep);
             R(grad_tile)(w, t, &f);
+            if (dmask) R(turn)(dmask + j0, w->tk, f.ds, WIDTH, t.n, t.rows);
+            if (f.slope) R(uncap)(w, t, &f);
             R(over_queries)(w, t, f.s, g, dv + j0 * wide);
             R(over_queries)(w, t, f.ds, q, dk + j0 * wide);
             R(over_keys)(w, t, f.ds, k, o, NULL);
-            if (dmask) R(turn)(dmask + j0, w->tk, f.ds, WIDTH, t.n, t.rows);
         }
         if (!w->dq.data) continue;
-        for (int64_t j = 0; j < t.rows * wide; j++) o[j] *= (REAL)w->scale;
+        for (int64_t j = 0; j < t.rows * wide; j++) o[j] *= (REAL)w->a.scale;
         R(store_rows)(w, (head_rows) { &w->dq, head, t.i0, t.rows }, o);
     }
-    if (w->dk.data) R(store_rows)(w, (head_rows) { &w->dk, head, 0, w->tk }, dk);
-    if (w->dv.data) R(store_rows)(w, (head_rows) { &w->dv, head, 0, w->tk }, dv);
+    if (w->dk.data) R(store_rows)(w, (head_rows) { &w->dk, first, 0, w->tk }, dk);
+    if (w->dv.data) R(store_rows)(w, (head_rows) { &w->dv, first, 0, w->tk }, dv);
 }
 
 // ---- few queries ------------------------------------------------------------------------------------
@@ -428,6 +456,11 @@ static MS_KERNEL void R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, 
     for (int64_t j = valid; j < n; j++) s[j] = 0;
 }
 
+static MS_KERNEL void R(cap_row)(REAL *s, int64_t n, REAL cap)
+{
+    for (int64_t j = 0; j < n; j++) s[j] = R(ms_capped)(s[j], cap);
+}
+
 // At most PART rows of a head; in place if possible. *rs: from a row to the next.
 static const REAL *R(few_rows)(const attend *w, head_rows h, REAL *room, int64_t *rs)
 {
@@ -441,17 +474,21 @@ static const REAL *R(few_rows)(const attend *w, head_rows h, REAL *room, int64_t
     return room;
 }
 
-static int64_t R(few_room)(const attend *w) { return (FEW + PART) * w->wide + (FEW + 1) * FEW_KEYS; }
+static int64_t R(few_room)(const attend *w)
+{
+    int64_t rows = w->group * w->tq;
+    return (rows + PART) * w->wide + (rows + 1) * FEW_KEYS;
+}
 
 // A task's result in w->parts: for each row its maximum, its sum, and its outputs, which are not divided by the sum.
 static void R(attend_few)(const attend *w, int64_t task, REAL *room)
 {
-    int64_t wide = w->wide, heads = task / w->chunks * w->group, j0 = task % w->chunks * FEW_KEYS, rs;
-    int64_t n = w->tk - j0 < FEW_KEYS ? w->tk - j0 : FEW_KEYS, rows = w->group * w->tq;
-    REAL *q = room, *part = q + FEW * wide, *s = part + PART * wide, *row = s + FEW * FEW_KEYS;
+    int64_t wide = w->wide, heads = task / w->chunks * w->group, j0 = w->key + task % w->chunks * FEW_KEYS, rs;
+    int64_t n = w->key_end - j0 < FEW_KEYS ? w->key_end - j0 : FEW_KEYS, rows = w->group * w->tq;
+    REAL *q = room, *part = q + rows * wide, *s = part + PART * wide, *row = s + rows * FEW_KEYS;
     REAL *max = (REAL *)w->parts + task * rows * (wide + 2), *sum = max + rows, *o = sum + rows;
     for (int64_t h = 0; h < w->group; h++)
-        R(load_rows)(w, q + h * w->tq * wide, (head_rows) { &w->q, heads + h, 0, w->tq }, (REAL)w->scale);
+        R(load_rows)(w, q + h * w->tq * wide, (head_rows) { &w->q, heads + h, 0, w->tq }, (REAL)w->a.scale);
     for (int64_t j = 0; j < n; j += PART) {
         int64_t some = n - j < PART ? n - j : PART;
         const REAL *k = R(few_rows)(w, (head_rows) { &w->k, heads, j0 + j, some }, part, &rs);
@@ -464,14 +501,17 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
         }
     }
     for (int64_t r = 0; r < rows; r++) {
-        int64_t head = heads + r / w->tq, i = r % w->tq, valid = w->causal && i + 1 - j0 < n ? i + 1 - j0 : n;
+        int64_t head = heads + r / w->tq, i = r % w->tq, valid = ms_span_end(w->a.span, i, j0 + n) - j0;
+        int64_t early = ms_span_first(w->a.span, i) - j0;  // so many keys are before those of the query
         if (valid < 0) valid = 0;
+        if (w->a.cap > 0) R(cap_row)(s + r * FEW_KEYS, valid, (REAL)w->a.cap);
         if (w->mask.data) {
             R(mask_row)(w, head, i, j0, valid, row);
             for (int64_t j = 0; j < valid; j++) s[r * FEW_KEYS + j] = R(masked)(s[r * FEW_KEYS + j], row[j]);
         }
+        for (int64_t j = 0; j < early && j < valid; j++) s[r * FEW_KEYS + j] = -(REAL)INFINITY;
         R(soft_row)(s + r * FEW_KEYS, valid, n, &max[r], &sum[r]);
-        if (w->p > 0) {
+        if (w->a.p > 0) {
             R(keep_row)(w, head, i, j0, valid, row);
             R(multiply)(s + r * FEW_KEYS, row, valid);
         }

@@ -2,7 +2,7 @@
 // cuda/attention/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (see ms__flash_fits),
 // and the gradient of a mask: matrix products and one pass over each row of scores. During a call it holds the scores
 // of all heads (float32 or float64) and the probabilities (in the inputs' dtype). Forward saves the logsumexp; backward
-// recomputes the scores. Masks, causality and dropout work as on the CPU: the same random numbers drop the same
+// recomputes the scores. Masks, spans, caps and dropout work as on the CPU: the same random numbers drop the same
 // elements.
 #include "cuda/attention/flash.h"
 #include "cuda/product.h"
@@ -35,11 +35,16 @@ static __device__ inline score_row row_of(const scores &q)
     int64_t row = blockIdx.x, i = row % q.h.tq;
     return { i, offset_of(row / q.h.tq, q.h.n, q.h.shape, q.mask.stride) + i * q.mask.rs, (uint64_t)(row * q.h.tk) };
 }
-// Applies the mask and causality to the scores [j, j + WIDE) of a row.
+// Applies the cap, the mask and the span to the scores [j, j + WIDE) of a row.
 template <class T> static __device__ inline void mask_pack(const scores &q, const score_row &r, int64_t j, T *v)
 {
     const uint8_t *seen = (const uint8_t *)q.mask.data + r.mask;
     const T *added = (const T *)q.mask.data + r.mask;
+    if (q.h.cap > 0) {
+        UNROLL
+        for (int e = 0; e < WIDE; e++)
+            if (j + e >= 0 && j + e < q.h.tk) v[e] = capped(v[e], (T)q.h.cap);
+    }
     if (q.mask.data && q.mask.dtype == MS_BOOL) {
         UNROLL
         for (int e = 0; e < WIDE; e++)
@@ -50,10 +55,9 @@ template <class T> static __device__ inline void mask_pack(const scores &q, cons
         UNROLL
         for (int e = 0; e < WIDE; e++) v[e] += q.mask.cs == 1 ? m[e] : *added;
     }
-    if (q.h.causal) {
-        UNROLL
-        for (int e = 0; e < WIDE; e++) v[e] = j + e > r.i ? -(T)INFINITY : v[e];
-    }
+    UNROLL
+    for (int e = 0; e < WIDE; e++)
+        v[e] = j + e > r.i + q.h.span.high || j + e < r.i + q.h.span.low ? -(T)INFINITY : v[e];
 }
 // Which of the probabilities [j, j + WIDE) of a row dropout keeps: a bit for each.
 static __device__ inline uint32_t kept_pack(const scores &q, const score_row &r, int64_t j)
@@ -105,8 +109,9 @@ template <class S> __global__ void attend_kernel(scores q, const real_of<S> *s, 
 }
 
 // Gradients of the scores S. P = exp(S - lse) are the probabilities before dropout, keep their dropout factors, and
-// dp = g v^T. Stores ds = P (keep dp - delta) and kept_p = P keep. delta: per row, the dot product of g and o minus the
-// gradient of the logsumexp. wide_ds: NULL, or gets ds without rounding.
+// dp = g v^T. Stores ds = P (keep dp - delta), times the slope of the cap, and kept_p = P keep. delta: per row, the dot
+// product of g and o minus the gradient of the logsumexp. wide_ds: NULL, or gets ds before the cap and without
+// rounding.
 template <class S> struct score_gradients {
     const real_of<S> *s, *dp, *lse, *delta;
     S *kept_p, *ds;
@@ -116,10 +121,12 @@ template <class S> __global__ void attend_backward_kernel(scores q, score_gradie
 {
     typedef real_of<S> T;
     score_row r = row_of(q);
-    T lse = g.lse[blockIdx.x], delta = g.delta[blockIdx.x], v[WIDE], w[WIDE];
+    T lse = g.lse[blockIdx.x], delta = g.delta[blockIdx.x], v[WIDE], w[WIDE], slope[WIDE];
     const T *s = g.s + r.first, *dp = g.dp + r.first;
     for (int64_t j = first_pack(s) + (int64_t)threadIdx.x * WIDE; j < q.h.tk; j += BLOCK * WIDE) {
         read_two(s, dp, j, q.h.tk, v, w);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) slope[e] = q.h.cap > 0 ? cap_slope(capped(v[e], (T)q.h.cap), (T)q.h.cap) : (T)1;
         mask_pack(q, r, j, v);
         uint32_t kept = kept_pack(q, r, j);
         UNROLL
@@ -130,8 +137,10 @@ template <class S> __global__ void attend_backward_kernel(scores q, score_gradie
             w[e] = p == 0 ? (T)0 : p * (keep * w[e] - delta);
         }
         write_pack(g.kept_p + r.first, j, q.h.tk, v);
-        write_pack(g.ds + r.first, j, q.h.tk, w);
         if (g.wide_ds) write_pack(g.wide_ds + r.first, j, q.h.tk, w);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) w[e] *= slope[e];
+        write_pack(g.ds + r.first, j, q.h.tk, w);
     }
 }
 
@@ -165,9 +174,10 @@ __global__ void delta_kernel(heads h, strided_part g, strided_part o, const real
 // ---- launches ----
 
 // One operand of a product: a tensor of heads, or the contiguous scores [heads, rows, columns]. rs, cs, bs: strides of
-// rows, columns and batch dimensions, in elements.
+// rows, columns and batch dimensions, in elements. shared: it has one head for h.share heads of queries.
 struct side {
     int type;
+    bool shared;
     void *data;
     int64_t rows, cols, rs, cs, bs[MS_MAX_DIMS];
 };
@@ -178,6 +188,7 @@ static side of_tensor(const ms_tensor *t, const heads &h)
     s.data = ms__data(t);
     s.rows = t->shape[h.n], s.cols = t->shape[h.n + 1];
     s.rs = t->stride[h.n], s.cs = t->stride[h.n + 1];
+    s.shared = h.share > 1 && t->shape[h.n - 1] < h.shape[h.n - 1];
     for (int d = 0; d < h.n; d++) s.bs[d] = t->stride[d];
     return s;
 }
@@ -195,6 +206,15 @@ static side of_scores(int type, void *data, const heads &h)
     }
     return s;
 }
+// The heads of queries that share keys, one after another, as one head. Tensors must be contiguous.
+static side joined(side s, const heads &h)
+{
+    if (h.share == 1) return s;
+    s.shared = true;
+    s.rows *= h.share;
+    s.bs[h.n - 1] *= h.share;
+    return s;
+}
 static side turned(side s)
 {
     side t = s;
@@ -202,7 +222,7 @@ static side turned(side s)
     t.rs = s.cs, t.cs = s.rs;
     return t;
 }
-// out = alpha a b, for every head.
+// out = alpha a b, for every head; if all operands are shared, for every head of keys.
 static ms_status multiply(const ms_call *call, const heads &h, const side &a, const side &b, const side &out,
                           double alpha)
 {
@@ -217,6 +237,15 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
     p.nb = h.n;
     for (int d = 0; d < h.n; d++)
         p.batch[d] = h.shape[d], p.a_bs[d] = a.bs[d], p.b_bs[d] = b.bs[d], p.c_bs[d] = out.bs[d];
+    if (h.share > 1) {  // the last batch dimension becomes two: heads of keys, and the heads that share each
+        int d = h.n - 1;
+        p.batch[d] /= h.share;
+        if (a.shared && b.shared && out.shared) return ms__cuda_product(index_of(call->out[0]), &p);
+        p.batch[p.nb++] = h.share;
+        p.a_bs[d + 1] = a.shared ? 0 : a.bs[d], p.a_bs[d] *= a.shared ? 1 : h.share;
+        p.b_bs[d + 1] = b.shared ? 0 : b.bs[d], p.b_bs[d] *= b.shared ? 1 : h.share;
+        p.c_bs[d + 1] = out.bs[d], p.c_bs[d] *= h.share;
+    }
     return ms__cuda_product(index_of(call->out[0]), &p);
 }
 
@@ -243,7 +272,7 @@ template <class S> static ms_status forward(ms_call *c)
 {
     typedef real_of<S> T;
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
-    heads h = heads_of(c, q, k);
+    heads h = heads_of(c, c->n_i, q, k);
     int64_t rows = h.count * h.tq, n = rows * h.tk;
     if (rows == 0) return MS_OK;
     if (h.tk == 0) {
@@ -265,7 +294,7 @@ template <class S> static ms_status forward(ms_call *c)
 }
 static ms_status run_attention(ms_call *c)
 {
-    heads h = heads_of(c, c->in[0], c->in[1]);
+    heads h = heads_of(c, c->n_i, c->in[0], c->in[1]);
     if (h.count * h.tq * h.tk > 0 && ms__flash_fits(c->in, h)) return ms__flash_attention(c, h);
     return TYPED_KERNEL(c->in[0]->dtype, forward)(c);
 }
@@ -278,7 +307,7 @@ template <class S> static ms_status backward(ms_call *c)
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *wide = ms__grad_out(c, 3);
     const char *what = c->op->name;
     int index = index_of(q), device = ms__device(q), real = real_dtype(q->dtype);
-    heads h = heads_of(c, q, k);
+    heads h = heads_of(c, c->n_i - 3, q, k);
     int64_t rows = h.count * h.tq, n = rows * h.tk;
     if (n == 0) {
         for (int i = 0; i < c->n_out; i++) MS_TRY(ms__cuda_fill_tensor(c->out[i], 0));
@@ -302,14 +331,22 @@ template <class S> static ms_status backward(ms_call *c)
                               (S *)p.data, (S *)ds.data, wide ? (T *)ms__data(wide) : NULL };
     MS_TRY(launch_blocks(what, index, attend_backward_kernel<S>, rows, BLOCK, w, to));
     side kept = of_scores(q->dtype, p.data, h), grad = of_scores(q->dtype, ds.data, h);
-    if (dv) MS_TRY(multiply(c, h, turned(kept), of_tensor(g, h), of_tensor(dv, h), 1));
     if (dq) MS_TRY(multiply(c, h, grad, of_tensor(k, h), of_tensor(dq, h), h.scale));
-    return dk ? multiply(c, h, turned(grad), of_tensor(q, h), of_tensor(dk, h), h.scale) : MS_OK;
+    if (h.share > 1) {
+        MS_TRY(ms__contiguous(&held.in[1], g));
+        MS_TRY(ms__contiguous(&held.in[2], q));
+        g = held.in[1], q = held.in[2];
+    }
+    kept = turned(joined(kept, h)), grad = turned(joined(grad, h));
+    if (dv) MS_TRY(multiply(c, h, kept, joined(of_tensor(g, h), h), of_tensor(dv, h), 1));
+    return dk ? multiply(c, h, grad, joined(of_tensor(q, h), h), of_tensor(dk, h), h.scale) : MS_OK;
 }
 static ms_status run_attention_backward(ms_call *c)
 {
-    heads h = heads_of(c, c->in[1], c->in[2]);
-    if (h.count * h.tq * h.tk > 0 && !ms__grad_out(c, 3) && ms__flash_aligned(c->in[5], h) &&
+    heads h = heads_of(c, c->n_i - 3, c->in[1], c->in[2]);
+    // A gradient through the cap needs the scores before a mask was added to them.
+    bool added = c->in[4] && c->in[4]->dtype != MS_BOOL;
+    if (h.count * h.tq * h.tk > 0 && !ms__grad_out(c, 3) && !(h.cap > 0 && added) && ms__flash_aligned(c->in[5], h) &&
         ms__flash_fits(c->in + 1, h))
         return ms__flash_backward(c, h);
     return TYPED_KERNEL(c->in[1]->dtype, backward)(c);

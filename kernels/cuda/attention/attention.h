@@ -5,14 +5,13 @@
 
 #include "ops/philox.h"
 #include "cuda/cuda.h"
+#include "rows/attention.h"
 
-// Sizes of q [shape..., tq, d] and of k and v [shape..., tk, d]. shape: the n batch dimensions; count: their product,
-// the number of heads. p: the probability of dropout. scale: what the scores are multiplied by.
-struct heads {
+// Sizes of q [shape..., tq, d] and of k and v [shape..., tk, d], whose last batch dimension is a `share` of q's. shape:
+// the n batch dimensions; count: their product, the number of heads.
+struct heads : ms_attention {
     int n;
     int64_t count, tq, tk, d, shape[MS_MAX_DIMS];
-    bool causal;
-    double p, scale;
 };
 
 // A tensor whose last two dimensions are rows and columns; strides in elements.
@@ -22,18 +21,17 @@ struct strided_part {
     int64_t rs, cs, stride[MS_MAX_DIMS];
 };
 
-static inline heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
+// n_i: the number of the forward's integers.
+static inline heads heads_of(const ms_call *c, int n_i, const ms_tensor *q, const ms_tensor *k)
 {
     heads h = {};
+    (ms_attention &)h = ms__attention_of(c, n_i, q, k);
     h.n = q->ndim - 2;
     h.count = 1;
     for (int d = 0; d < h.n; d++) h.count *= h.shape[d] = q->shape[d];
     h.tq = q->shape[h.n];
     h.tk = k->shape[h.n];
     h.d = q->shape[h.n + 1];
-    h.causal = c->n_i > 0 && c->i[0];
-    h.p = c->n_f > 0 ? c->f[0] : 0;
-    h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
     return h;
 }
 // Describes t. In a dimension that t lacks, or in which its size is 1, the stride is 0: t is broadcast along the
@@ -64,6 +62,11 @@ template <class T> static __device__ inline T masked(const strided_part &mask, i
     default: return score + (T)ms_bf16_to_float(((const ms_bf16 *)mask.data)[at]);
     }
 }
+
+static __device__ inline float capped(float s, float cap) { return ms_capped_f32(s, cap); }
+static __device__ inline double capped(double s, double cap) { return ms_capped_f64(s, cap); }
+static __device__ inline float cap_slope(float c, float cap) { return ms_cap_slope_f32(c, cap); }
+static __device__ inline double cap_slope(double c, double cap) { return ms_cap_slope_f64(c, cap); }
 
 // Dropout of probabilities. Element `at` of [heads, queries, keys] uses word at % 4 of Philox's block at / 4.
 struct dropped {

@@ -91,7 +91,7 @@ static cudnn_attention sizes_of(const flash &f, int dtype, bool backward)
     cudnn_attention a;
     memset(&a, 0, sizeof a);  // padding, too: keys are compared as bytes
     a.batch = f.heads / f.inner, a.heads = f.inner, a.tq = f.tq, a.tk = f.tk, a.d = f.d;
-    a.bf16 = dtype == MS_BF16, a.causal = f.causal;
+    a.bf16 = dtype == MS_BF16, a.causal = f.span.high == 0;
     put_strides(&a, NN_Q, f.q), put_strides(&a, NN_K, f.k), put_strides(&a, NN_V, f.v), put_strides(&a, NN_O, f.o);
     if (!backward) return a;
     put_strides(&a, NN_G, f.g), put_strides(&a, NN_DQ, f.dq), put_strides(&a, NN_DK, f.dk);
@@ -157,14 +157,15 @@ static ms_status execute(const ms_call *c, int index, void *handle, int at, void
     return ms__fail(MS_ESTATE, "%s: cuda:%d: cuDNN: %s", c->op->name, index, calls.text);
 }
 
-// *done: whether cuDNN computes the call. It does not get small calls, calls with a mask, dropout or a gradient of the
-// logsumexp, nor a backward that needs only some of the gradients.
+// *done: whether cuDNN computes the call. It does not get small calls, calls with a mask, dropout, a cap, a window, an
+// offset, shared keys or a gradient of the logsumexp, nor a backward that needs only some of the gradients.
 static ms_status attend(const ms_call *c, const flash &f, int dtype, bool backward, bool *done)
 {
     int index = index_of(c->out[0]);
     void *handle;
+    bool plain = f.share == 1 && f.span.low == -MS_FAR && (f.span.high == 0 || f.span.high == MS_FAR);
     *done = false;
-    if (is_altered(f) || f.g_lse || f.tq < SHORTEST || f.tk < SHORTEST ||
+    if (!plain || is_altered(f) || f.g_lse || f.tq < SHORTEST || f.tk < SHORTEST ||
         (double)f.heads * f.tq * f.tk * f.d < LEAST_WORK || (backward && !(f.dq.data && f.dk.data && f.dv.data)))
         return MS_OK;
     std::lock_guard<std::mutex> hold(nn_lock);
@@ -182,7 +183,7 @@ static ms_status attend(const ms_call *c, const flash &f, int dtype, bool backwa
     void *pointers[NN_IDS] = {};
     pointers[NN_Q] = f.q.data, pointers[NN_K] = f.k.data, pointers[NN_V] = f.v.data, pointers[NN_O] = f.o.data;
     pointers[NN_LSE] = f.lse, pointers[NN_SCALE] = &scale;
-    if (f.causal) pointers[NN_LOWEST] = &lowest;
+    if (f.span.high == 0) pointers[NN_LOWEST] = &lowest;
     if (backward) {
         pointers[NN_G] = f.g.data, pointers[NN_DQ] = f.dq.data, pointers[NN_DK] = f.dk.data;
         pointers[NN_DV] = f.dv.data, pointers[NN_DELTA] = f.delta, pointers[NN_ONE] = &one;

@@ -2,8 +2,8 @@
 // cuda/attention/flash.cu -- attention without the matrix of scores, for bfloat16 and float16 on tensor cores (Dao
 // 2023: "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning").
 //
-// A block computes 64 queries of a head and iterates over tiles of 64 or 32 keys; if attention is causal, only over
-// tiles with keys that its queries attend to. Keys and values of the next tile are copied while one is computed. Each
+// A block computes 64 queries of a head and iterates over tiles of 64 or 32 keys, only over tiles with keys that its
+// queries attend to. Keys and values of the next tile are copied while one is computed. Each
 // row keeps its running maximum and sum; the output is divided by the sum at the end. Saves the logsumexp.
 #include "cuda/attention/flash.h"
 
@@ -15,18 +15,19 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
     // In causal attention the last queries attend to more keys than earlier ones, so the first blocks compute the last
     // queries.
     int head = (int)blockIdx.x % f.heads, tile = ((int)gridDim.x - 1 - (int)blockIdx.x) / f.heads;
-    int i0 = tile * FLASH_ROWS, end = f.causal && i0 + FLASH_ROWS < f.tk ? i0 + FLASH_ROWS : f.tk;
-    const uint16_t *keys = head_of(f.k, f, head), *values = head_of(f.v, f, head);
+    int i0 = tile * FLASH_ROWS, first = (int)ms_span_first(f.span, i0) / N * N;
+    int end = (int)ms_span_end(f.span, i0 + FLASH_ROWS - 1, f.tk);
+    const uint16_t *keys = shared_of(f.k, f, head), *values = shared_of(f.v, f, head);
     copy_tile<FLASH_ROWS, D>(q, head_of(f.q, f, head), f.q.rows, i0, f.tq, f.d);
-    copy_tile<N, D>(kv, keys, f.k.rows, 0, f.tk, f.d);
-    copy_tile<N, D>(kv + TILE, values, f.v.rows, 0, f.tk, f.d);
+    copy_tile<N, D>(kv, keys, f.k.rows, first, f.tk, f.d);
+    copy_tile<N, D>(kv + TILE, values, f.v.rows, first, f.tk, f.d);
     copy_async_commit();
 
     float o[D / 8][4], most[2] = { -INFINITY, -INFINITY }, sum[2] = { 0, 0 };
     UNROLL
     for (int n = 0; n < D / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
-    for (int j0 = 0; j0 < end; j0 += N) {
-        uint16_t *now = kv + (j0 / N & 1) * 2 * TILE, *next = kv + (~(j0 / N) & 1) * 2 * TILE;
+    for (int j0 = first, side = 0; j0 < end; j0 += N, side ^= 1) {
+        uint16_t *now = kv + side * 2 * TILE, *next = kv + (side ^ 1) * 2 * TILE;
         copy_async_wait<0>();
         __syncthreads();
         if (j0 + N < end) {
@@ -37,14 +38,14 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
         float s[N / 8][4];
         scores_of<H, D, N>(s, q, row, now);
         if constexpr (ALTERED) mask_scores<N, false>(s, f, head, i0 + row, j0);
-        bool edge = j0 + N > f.tk || (f.causal && j0 + N > i0 + row + 1);
+        bool edge = j0 + N > f.tk || !attends(f, i0 + row, j0 + N - 1) || !attends(f, i0 + row + 15, j0);
         if (edge) {
             UNROLL
             for (int n = 0; n < N / 8; n++) {
                 UNROLL
                 for (int e = 0; e < 4; e++) {
                     int i = i0 + row + g + e / 2 * 8, j = j0 + n * 8 + 2 * t + (e & 1);
-                    if (j >= f.tk || (f.causal && j > i)) s[n][e] = -INFINITY;
+                    if (j >= f.tk || !attends(f, i, j)) s[n][e] = -INFINITY;
                 }
             }
         }
@@ -77,6 +78,8 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
         }
         mix<H, D, N>(o, s, now + TILE);
     }
+    copy_async_wait<0>();  // if its queries attend to no key, the loop above has not waited for the copies
+    __syncthreads();
     float factor[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -116,16 +119,16 @@ flash ms__flash_call(const heads &h, const ms_tensor *mask, const rng &random)
     }
     f.heads = (int)h.count, f.inner = h.n > 0 ? (int)h.shape[h.n - 1] : 1;
     f.tq = (int)h.tq, f.tk = (int)h.tk, f.d = (int)h.d;
-    f.causal = h.causal;
-    f.scale = (float)h.scale, f.unit = (float)((is_altered(f) ? 1 : h.scale) / std::log(2.0));
+    f.share = (int)h.share, f.span = h.span;
+    f.scale = (float)h.scale, f.cap = (float)h.cap, f.unit = (float)((is_altered(f) ? 1 : h.scale) / std::log(2.0));
     return f;
 }
 bool ms__flash_fits(const ms_tensor *const *qkv, const heads &h)
 {
     int dtype = qkv[0]->dtype;
-    const int64_t most = 1 << 30;
+    const int64_t most = 1 << 30, longest = MS_FAR - 256;  // i + MS_FAR fits in 32 bits for all rows of the tiles
     bool fits = (dtype == MS_BF16 || dtype == MS_F16) && h.n <= 2 && h.d <= 128 && h.d % 8 == 0 && h.scale > 0 &&
-                h.tq < most && h.tk < most && h.count * up(h.tq > h.tk ? h.tq : h.tk, FLASH_ROWS) < most;
+                h.tq < longest && h.tk < longest && h.count * up(h.tq > h.tk ? h.tq : h.tk, FLASH_ROWS) < most;
     for (int k = 0; k < 3; k++) fits = fits && ms__flash_aligned(qkv[k], h);
     return fits;
 }

@@ -37,10 +37,11 @@ struct flash {
     float *lse, *delta;                    // one number per row of q; for delta, see flash_backward.cu
     const float *g_lse;                    // gradient of lse; NULL if there is none
     int heads, inner, tq, tk, d;           // heads: product of the batch dimensions; inner: size of the last one
-    bool causal;
-    float scale;
-    float unit;  // factor of scores before exp2: scale / ln 2; with a mask or dropout 1 / ln 2 (mask_scores scales)
-    float keep;  // factor of the probabilities that dropout keeps
+    int share;                             // heads of q for each head of k and v
+    ms_span span;
+    float scale, cap;
+    float unit;         // factor of scores before exp2: scale / ln 2; in ALTERED kernels 1 / ln 2 (mask_scores scales)
+    float keep;         // factor of the probabilities that dropout keeps
     strided_part mask;  // data is NULL without a mask; strides of the two batch dimensions: stride[0], stride[1]
     dropped dropout;
 };
@@ -53,13 +54,13 @@ bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // whether accesses
 flash_part ms__flash_part(const ms_tensor *t, const heads &h);
 flash ms__flash_call(const heads &h, const ms_tensor *mask, const rng &random);
 
-// A kernel's instance for the dtype and the size of heads. ALTERED kernels apply a mask, dropout or both.
+// A kernel's instance for the dtype and the size of heads. ALTERED kernels apply a mask, dropout or a cap.
 #define FLASH_KERNEL_OF(kernel, type, f)                                               \
     ((f).d > 64 ? (is_altered(f) ? kernel<type, 128, true> : kernel<type, 128, false>) \
                 : (is_altered(f) ? kernel<type, 64, true> : kernel<type, 64, false>))
 #define FLASH_KERNEL(kernel, dtype, f) \
     ((dtype) == MS_BF16 ? FLASH_KERNEL_OF(kernel, of_bf16, f) : FLASH_KERNEL_OF(kernel, of_f16, f))
-static inline bool is_altered(const flash &f) { return f.mask.data || f.dropout.p > 0; }
+static inline bool is_altered(const flash &f) { return f.mask.data || f.dropout.p > 0 || f.cap > 0; }
 
 // The operations of the two 16-bit types.
 struct of_bf16 {
@@ -81,6 +82,17 @@ struct of_f16 {
 static __device__ inline uint16_t *head_of(const flash_part &x, const flash &f, int head)
 {
     return x.data + head / f.inner * x.batch + head % f.inner * x.head;
+}
+
+// The head of keys or values that a head of queries attends to.
+static __device__ inline uint16_t *shared_of(const flash_part &x, const flash &f, int head)
+{
+    return x.data + head / f.inner * x.batch + head % f.inner / f.share * x.head;
+}
+// Whether query i attends to key j.
+static __device__ inline bool attends(const flash &f, int i, int j)
+{
+    return j <= i + (int)f.span.high && j >= i + (int)f.span.low;
 }
 
 template <int D> static __device__ inline uint16_t *chunk_at(uint16_t *tile, int row, int chunk)
@@ -169,7 +181,7 @@ template <bool TURNED> static __device__ inline place place_of(int row, int colu
     int lane = (int)threadIdx.x % 32, r = row + lane / 4 + e / 2 * 8, c = column + n * 8 + 2 * (lane % 4) + (e & 1);
     return TURNED ? place { c, r } : place { r, c };
 }
-// Scales scores, and applies the mask.
+// Scales scores, and applies the cap and the mask.
 template <int N, bool TURNED>
 static __device__ inline void mask_scores(float (*s)[4], const flash &f, int head, int row, int column)
 {
@@ -180,6 +192,7 @@ static __device__ inline void mask_scores(float (*s)[4], const flash &f, int hea
         for (int e = 0; e < 4; e++) {
             place at = place_of<TURNED>(row, column, n, e);
             s[n][e] *= f.scale;
+            if (f.cap > 0) s[n][e] = ms_capped_f32(s[n][e], f.cap);
             if (f.mask.data && at.i < f.tq && at.j < f.tk)
                 s[n][e] = masked(f.mask, start + at.i * f.mask.rs + at.j * f.mask.cs, s[n][e]);
         }
@@ -200,6 +213,11 @@ template <int N, bool TURNED> static __device__ inline uint32_t kept_bits(const 
         bits |= (uint32_t)is_kept(f.dropout, random, number) << k;
     }
     return bits;
+}
+// The slope of the cap at a score that a bool mask may have hidden.
+static __device__ inline float slope_of(const flash &f, float s)
+{
+    return f.cap > 0 && s != -INFINITY ? ms_cap_slope_f32(s, f.cap) : 1;
 }
 // x, or 0 if the bit of element e of fragment n is not set.
 static __device__ inline float kept_or_0(float x, uint32_t kept, int n, int e)

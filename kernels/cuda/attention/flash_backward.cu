@@ -3,8 +3,8 @@
 // compute the scores again, so that each sum is computed by one block in a fixed order. Together they take 7 matrix
 // products, no atomics, and memory for one number per row: delta, the dot product of the rows of o and of its gradient
 // g minus the gradient of the logsumexp. In the first pass a block computes dq and delta for 64 queries. In the second
-// pass a block computes dk and dv for 64 keys; its scores are transposed, so that their registers are already fragments
-// of its other products.
+// pass a block computes dk and dv for 64 keys, over the queries of all heads that share them; its scores are
+// transposed, so that their registers are already fragments of its other products.
 #include "cuda/attention/flash.h"
 
 // The dot product of row i of g and of o. Lanes 2 r and 2 r + 1 call it with the same i: each adds up half of the
@@ -46,12 +46,13 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_queries_kernel(flash f
     uint16_t *q = (uint16_t *)dynamic_shared(), *grad = q + FLASH_ROWS * D, *kv = grad + FLASH_ROWS * D;
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
     int head = (int)blockIdx.x % f.heads, tile = ((int)gridDim.x - 1 - (int)blockIdx.x) / f.heads;
-    int i0 = tile * FLASH_ROWS, end = f.causal && i0 + FLASH_ROWS < f.tk ? i0 + FLASH_ROWS : f.tk;
-    const uint16_t *keys = head_of(f.k, f, head), *values = head_of(f.v, f, head);
+    int i0 = tile * FLASH_ROWS, first = (int)ms_span_first(f.span, i0) / N * N;
+    int end = (int)ms_span_end(f.span, i0 + FLASH_ROWS - 1, f.tk);
+    const uint16_t *keys = shared_of(f.k, f, head), *values = shared_of(f.v, f, head);
     copy_tile<FLASH_ROWS, D>(q, head_of(f.q, f, head), f.q.rows, i0, f.tq, f.d);
     copy_tile<FLASH_ROWS, D>(grad, head_of(f.g, f, head), f.g.rows, i0, f.tq, f.d);
-    copy_tile<N, D>(kv, keys, f.k.rows, 0, f.tk, f.d);
-    copy_tile<N, D>(kv + TILE, values, f.v.rows, 0, f.tk, f.d);
+    copy_tile<N, D>(kv, keys, f.k.rows, first, f.tk, f.d);
+    copy_tile<N, D>(kv + TILE, values, f.v.rows, first, f.tk, f.d);
     copy_async_commit();
 
     int mine = i0 + row + lane / 2;
@@ -69,8 +70,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_queries_kernel(flash f
     float dq[D / 8][4];
     UNROLL
     for (int n = 0; n < D / 8; n++) dq[n][0] = dq[n][1] = dq[n][2] = dq[n][3] = 0;
-    for (int j0 = 0; j0 < end; j0 += N) {
-        uint16_t *now = kv + (j0 / N & 1) * 2 * TILE, *next = kv + (~(j0 / N) & 1) * 2 * TILE;
+    for (int j0 = first, side = 0; j0 < end; j0 += N, side ^= 1) {
+        uint16_t *now = kv + side * 2 * TILE, *next = kv + (side ^ 1) * 2 * TILE;
         copy_async_wait<0>();
         __syncthreads();
         if (j0 + N < end) {
@@ -86,19 +87,23 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_queries_kernel(flash f
             mask_scores<N, false>(s, f, head, i0 + row, j0);
             kept = kept_bits<N, false>(f, head, i0 + row, j0);
         }
-        bool edge = j0 + N > f.tk || (f.causal && j0 + N > i0 + row + 1);
+        bool edge = j0 + N > f.tk || !attends(f, i0 + row, j0 + N - 1) || !attends(f, i0 + row + 15, j0);
         UNROLL
         for (int n = 0; n < N / 8; n++) {
             UNROLL
             for (int e = 0; e < 4; e++) {
                 int i = i0 + row + g + e / 2 * 8, j = j0 + n * 8 + 2 * t + (e & 1);
-                if (edge && (j >= f.tk || (f.causal && j > i))) s[n][e] = -INFINITY;
+                if (edge && (j >= f.tk || !attends(f, i, j))) s[n][e] = -INFINITY;
+                float slope = ALTERED ? slope_of(f, s[n][e]) : 1;
                 if (ALTERED) dp[n][e] = kept_or_0(dp[n][e] * f.keep, kept, n, e);
                 s[n][e] = probability<ALTERED>(s[n][e], f.unit, lse[e / 2]) * (dp[n][e] - delta[e / 2]);
+                if (ALTERED) s[n][e] *= slope;
             }
         }
         mix<H, D, N>(dq, s, now);
     }
+    copy_async_wait<0>();  // if its queries attend to no key, the loop above has not waited for the copies
+    __syncthreads();
     float scale[2] = { f.scale, f.scale };
     if (f.dq.data) store_rows<H, D>(dq, scale, q, row, { head_of(f.dq, f, head), f.dq.rows, i0, f.tq, f.d });
 }
@@ -110,26 +115,28 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
     // In causal attention more queries attend to the first keys than to later ones, so the blocks that
     // start first take the first keys.
-    int head = (int)blockIdx.x % f.heads, j0 = (int)blockIdx.x / f.heads * FLASH_ROWS, first = f.causal ? j0 : 0;
-    const uint16_t *queries = head_of(f.q, f, head), *grads = head_of(f.g, f, head);
-    copy_tile<FLASH_ROWS, D>(k, head_of(f.k, f, head), f.k.rows, j0, f.tk, f.d);
-    copy_tile<FLASH_ROWS, D>(v, head_of(f.v, f, head), f.v.rows, j0, f.tk, f.d);
-    copy_tile<N, D>(qg, queries, f.q.rows, first, f.tq, f.d);
-    copy_tile<N, D>(qg + TILE, grads, f.g.rows, first, f.tq, f.d);
+    int shared = f.heads / f.share, head = (int)blockIdx.x % shared * f.share, last = head + f.share - 1;
+    int j0 = (int)blockIdx.x / shared * FLASH_ROWS, first = (int)ms_span_first(ms_span_turned(f.span), j0);
+    int end = (int)ms_span_end(ms_span_turned(f.span), j0 + FLASH_ROWS - 1, f.tq);
+    copy_tile<FLASH_ROWS, D>(k, shared_of(f.k, f, head), f.k.rows, j0, f.tk, f.d);
+    copy_tile<FLASH_ROWS, D>(v, shared_of(f.v, f, head), f.v.rows, j0, f.tk, f.d);
+    copy_tile<N, D>(qg, head_of(f.q, f, head), f.q.rows, first, f.tq, f.d);
+    copy_tile<N, D>(qg + TILE, head_of(f.g, f, head), f.g.rows, first, f.tq, f.d);
     copy_async_commit();
 
     float dk[D / 8][4], dv[D / 8][4];
     UNROLL
     for (int n = 0; n < D / 8; n++)
         dk[n][0] = dk[n][1] = dk[n][2] = dk[n][3] = dv[n][0] = dv[n][1] = dv[n][2] = dv[n][3] = 0;
-    int side = 0;
-    for (int i0 = first; i0 < f.tq; i0 += N, side ^= 1) {
+    for (int i0 = first, side = 0; i0 < end && head <= last; side ^= 1) {
         uint16_t *now = qg + side * 2 * TILE, *next = qg + (side ^ 1) * 2 * TILE;
+        int h = head, i = i0 + N < end ? i0 + N : first;  // of the next tile
+        if (i == first) h++;
         copy_async_wait<0>();
         __syncthreads();
-        if (i0 + N < f.tq) {
-            copy_tile<N, D>(next, queries, f.q.rows, i0 + N, f.tq, f.d);
-            copy_tile<N, D>(next + TILE, grads, f.g.rows, i0 + N, f.tq, f.d);
+        if (h <= last) {
+            copy_tile<N, D>(next, head_of(f.q, f, h), f.q.rows, i, f.tq, f.d);
+            copy_tile<N, D>(next + TILE, head_of(f.g, f, h), f.g.rows, i, f.tq, f.d);
             copy_async_commit();
         }
         float s[N / 8][4], dp[N / 8][4];  // rows are keys, columns queries
@@ -140,7 +147,7 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
             mask_scores<N, true>(s, f, head, j0 + row, i0);
             kept = kept_bits<N, true>(f, head, j0 + row, i0);
         }
-        bool edge = f.causal && j0 + row + 15 > i0;
+        bool edge = !attends(f, i0, j0 + row + 15) || !attends(f, i0 + N - 1, j0 + row);
         UNROLL
         for (int n = 0; n < N / 8; n++) {
             float lse[2], delta[2];
@@ -153,21 +160,24 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
             UNROLL
             for (int e = 0; e < 4; e++) {
                 int j = j0 + row + g + e / 2 * 8, i = i0 + n * 8 + 2 * t + (e & 1);
-                if (edge && j > i) s[n][e] = -INFINITY;
+                if (edge && !attends(f, i, j)) s[n][e] = -INFINITY;
+                float slope = ALTERED ? slope_of(f, s[n][e]) : 1;
                 s[n][e] = probability<ALTERED>(s[n][e], f.unit, lse[e & 1]);
                 if (ALTERED) dp[n][e] = kept_or_0(dp[n][e] * f.keep, kept, n, e);
                 dp[n][e] = s[n][e] * (dp[n][e] - delta[e & 1]);
+                if (ALTERED) dp[n][e] *= slope;
                 if (ALTERED) s[n][e] = kept_or_0(s[n][e], kept, n, e);
             }
         }
         mix<H, D, N>(dv, s, now + TILE);
         mix<H, D, N>(dk, dp, now);
+        head = h, i0 = i;
     }
     copy_async_wait<0>();  // if no query attends to these keys, the loop above has not waited for the copies
     __syncthreads();
     float scale[2] = { f.scale, f.scale }, keep = ALTERED ? f.keep : 1, kept[2] = { keep, keep };
-    if (f.dk.data) store_rows<H, D>(dk, scale, k, row, { head_of(f.dk, f, head), f.dk.rows, j0, f.tk, f.d });
-    if (f.dv.data) store_rows<H, D>(dv, kept, v, row, { head_of(f.dv, f, head), f.dv.rows, j0, f.tk, f.d });
+    if (f.dk.data) store_rows<H, D>(dk, scale, k, row, { shared_of(f.dk, f, last), f.dk.rows, j0, f.tk, f.d });
+    if (f.dv.data) store_rows<H, D>(dv, kept, v, row, { shared_of(f.dv, f, last), f.dv.rows, j0, f.tk, f.d });
 }
 
 // ---- launches ----
@@ -202,8 +212,8 @@ ms_status ms__flash_backward(ms_call *c, const heads &h)
                            block_size { FLASH_THREADS, shared }, f);
     }
     if (st == MS_OK && !done && (dk || dv))
-        st = launch_shared(what, index, FLASH_KERNEL(flash_keys_kernel, q->dtype, f), h.count * up(h.tk, FLASH_ROWS),
-                           block_size { FLASH_THREADS, shared }, f);
+        st = launch_shared(what, index, FLASH_KERNEL(flash_keys_kernel, q->dtype, f),
+                           h.count / h.share * up(h.tk, FLASH_ROWS), block_size { FLASH_THREADS, shared }, f);
     if (g) ms__release(g);
     if (g_lse) ms__release(g_lse);
     if (delta) ms__free(delta);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/layers/attention.c -- scaled dot-product attention over [..., t, d] tensors of any strides.
 #include "cpu/rows/layers.h"
+#include "rows/attention.h"
 #include "rows/grad.h"
 #include "rows/layout.h"
 
@@ -18,6 +19,28 @@ static ms_status out_laid_out_like(ms_call *c, int k, const ms_tensor *t, int64_
     return MS_OK;
 }
 
+// Whether the batch dimensions of k are those of q, or its last one divides that of q.
+static bool heads_fit(const ms_tensor *q, const ms_tensor *k)
+{
+    int n = q->ndim - 3;  // the position of the last one
+    return n < 0 || (memcmp(q->shape, k->shape, (size_t)n * sizeof *q->shape) == 0 &&
+                     (q->shape[n] == k->shape[n] || (k->shape[n] > 0 && q->shape[n] % k->shape[n] == 0)));
+}
+
+static ms_status options_check(ms_call *c)
+{
+    if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
+        return ms__call_fail(c, "dropout_p must be from 0 to 1, got %g", c->f[0]);
+    if (c->n_f > 2 && !(c->f[2] >= 0)) return ms__call_fail(c, "softcap must be greater than 0, got %g", c->f[2]);
+    for (int k = 1; k < c->n_i; k++) {
+        const char *name = k == 1 ? "causal_offset" : "window";
+        if (c->i[k] && !c->i[0]) return ms__call_fail(c, "%s needs is_causal", name);
+        if (c->i[k] <= (k == 1 ? -MS_FAR : -1) || c->i[k] >= MS_FAR)
+            return ms__call_fail(c, "%s is %lld, which is out of range", name, (long long)c->i[k]);
+    }
+    return MS_OK;
+}
+
 static ms_status attention_check(ms_call *c)
 {
     const ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL;
@@ -26,7 +49,7 @@ static ms_status attention_check(ms_call *c)
         return ms__call_fail(c, "query, key and value must have the same floating-point dtype, got %s, %s, %s",
                              ms__tensor_text(q), ms__tensor_text(k), ms__tensor_text(v));
     if (n < 2 || k->ndim != n || v->ndim != n || memcmp(k->shape, v->shape, (size_t)n * sizeof *k->shape) != 0 ||
-        k->shape[n - 1] != q->shape[n - 1] || memcmp(q->shape, k->shape, (size_t)(n - 2) * sizeof *q->shape) != 0)
+        k->shape[n - 1] != q->shape[n - 1] || !heads_fit(q, k))
         return ms__call_fail(c, "expected query [..., t, d] and key, value [..., s, d], got %s, %s, %s",
                              ms__shape_text(n, q->shape), ms__shape_text(k->ndim, k->shape),
                              ms__shape_text(v->ndim, v->shape));
@@ -45,8 +68,7 @@ static ms_status attention_check(ms_call *c)
         if (mask->dtype != MS_BOOL && !ms__is_float(mask->dtype))
             return ms__call_fail(c, "a mask must be bool or floating point, got %s", ms__tensor_text(mask));
     }
-    if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
-        return ms__call_fail(c, "dropout_p must be from 0 to 1, got %g", c->f[0]);
+    MS_TRY(options_check(c));
     c->saved_rng[0] = c->saved_rng[1] = 0;
     if (c->n_f > 0 && c->f[0] > 0) ms__rng_next(&c->saved_rng[0], &c->saved_rng[1]);
     MS_TRY(out_laid_out_like(c, 0, q, q->shape[n - 1]));
@@ -148,6 +170,7 @@ static const ms_op op_attention =
                "[2,2,7,4] [2,2,7,4] [2,1,1,7] i=0 f=0,0; "
                "[2,40,20] [2,40,20] [2,40,20] i=1 f=0.2,0; [0,5,4] [0,5,4] [0,5,4] i=1 f=0,0; [2,0,4] [2,0,4] [2,0,4] "
                "i=1 f=0,0; [1,70,16] [1,530,16] [1,530,16] i=0 f=0,0; "
-               "[1,20,33] [1,20,33] [1,20,33] i=1 f=0,0");
+               "[1,20,33] [1,20,33] [1,20,33] i=1 f=0,0; [1,4,3,4] [1,2,5,4] [1,2,5,4] i=1,2,2 f=0,0,1.5; "
+               "[2,6,20,5] [2,2,70,5] [2,2,70,5] i=1,50,30 f=0.2,0,2");
 
 const ms_op *const ms__ops_attention[] = { &op_attention, &op_attention_backward, NULL };

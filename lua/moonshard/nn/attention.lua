@@ -229,7 +229,7 @@ function MultiheadAttention:forward(query, key, value, given)
 
   local out, weights
   if not o.need_weights and o.is_causal and not o.key_padding_mask and extra == 0 and T == S then
-    out = ops.attention(q, k, v, nil, true, p, 0)
+    out = ops.attention(q, k, v, nil, { is_causal = true, dropout_p = p })
   else
     local mask = merge(self, o, q, B, T, S, extra)
     if o.need_weights then
@@ -240,7 +240,7 @@ function MultiheadAttention:forward(query, key, value, given)
       if o.average_attn_weights then weights = weights:mean(2) end
       if single then weights = weights:squeeze(1) end
     else
-      out = ops.attention(q, k, v, mask, false, p, 0)
+      out = ops.attention(q, k, v, nil, { attn_mask = mask, dropout_p = p })
     end
   end
   out = first and out:transpose(2, 3):reshape(B, T, self.d) or out:permute(3, 1, 2, 4):reshape(T, B, self.d)

@@ -387,8 +387,8 @@ local function widen(t, n)
   return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
 end
 
--- Whether the shapes of q, k and v match, except that v's last dimension has another size. The operator itself refuses
--- all other differences.
+-- Whether the values' last dimension has another size than that of queries and keys. The operator refuses all other
+-- differences.
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim
@@ -396,57 +396,51 @@ local function is_uneven(q, k, v)
   local width = q:size(-1)
   if v:size(-1) == width or width == 0 or k:size(-1) ~= width then return false end
   for d = 1, n - 1 do
-    if k:size(d) ~= v:size(d) or d < n - 1 and q:size(d) ~= k:size(d) then return false end
+    if k:size(d) ~= v:size(d) or d < n - 2 and q:size(d) ~= k:size(d) then return false end
   end
   return true
 end
 
 -- Attention whose values are wider or narrower than queries and keys. Appends zeros to the narrower ones: to queries
 -- and keys, which does not change the scores, or to values, and then removes the zeros from the result.
-local function uneven_attention(q, k, v, o)
+local function uneven_attention(q, k, v, scale, o)
   local d, width = q:size(-1), v:size(-1)
-  local scale = o.scale or 1 / math.sqrt(d)
-  if width < d then
-    return ops.attention(q, k, widen(v, d - width), o.attn_mask, o.is_causal, o.dropout_p, scale):narrow(-1, 1, width)
-  end
-  return ops.attention(widen(q, width - d), widen(k, width - d), v, o.attn_mask, o.is_causal, o.dropout_p, scale)
+  scale = scale or 1 / math.sqrt(d)
+  if width < d then return ops.attention(q, k, widen(v, d - width), scale, o):narrow(-1, 1, width) end
+  return ops.attention(widen(q, width - d), widen(k, width - d), v, scale, o)
 end
 
-local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number, enable_gqa = false }
+local sdpa_options = { attn_mask = opts.any, is_causal = false, causal_offset = opts.whole, window = opts.whole_from(1),
+  dropout_p = 0, scale = opts.number, softcap = opts.number, enable_gqa = false }
+local no_options = {}
 
--- Returns x, the keys or values, with as many heads as q: each head is repeated for the heads of q that share it.
-local function shared_heads(q, x, what)
-  if not (is_tensor(q) and is_tensor(x)) or q.ndim < 3 or x.ndim < 3 then return x end
-  local heads, own = q:size(-3), x:size(-3)
-  if heads == own then return x end
-  if own == 0 or heads % own ~= 0 then
-    raise("scaled_dot_product_attention: the number of heads of queries, %d, is not a multiple of that of %s, %d", heads, what, own)
-  end
-  return x:repeat_interleave(heads / own, -3)
-end
-
---- softmax(q k^T scale + mask) v (Vaswani et al. 2017). A mask and is_causal may be given together.
+--- softmax(q k^T scale + mask) v (Vaswani et al. 2017). A mask and is_causal may be given together. Keys and values may
+--- be views, such as the first S positions of a longer cache, `k_cache:narrow(3, 1, S)`; they are not copied. T new
+--- tokens, whose keys are the last of these, attend to them with `{ is_causal = true, causal_offset = S - T }`.
 ---@param q Tensor  [..., T, D]
 ---@param k Tensor  [..., S, D]
 ---@param v Tensor  [..., S, E]
----@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number, enable_gqa: boolean }
+---@param given? { attn_mask: Tensor, is_causal: boolean, causal_offset: integer, window: integer, dropout_p: number, scale: number, softcap: number, enable_gqa: boolean }
 ---   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, a floating point mask is
----   added to the scores; is_causal: position t attends to positions up to t; dropout_p: probability that a softmax
----   weight is dropped; scale: factor of the scores (default: 1/sqrt(D)); enable_gqa: k and v [..., heads, S, D] may have fewer
+---   added to the scores; is_causal: query t attends to keys up to t + causal_offset; causal_offset: default 0; window:
+---   with is_causal, a query attends only to the last `window` of these keys (default: all); dropout_p: probability that
+---   a softmax weight is dropped; scale: factor of the scores (default: 1/sqrt(D)); softcap: scaled scores s become
+---   softcap tanh(s / softcap), before the mask (default: none); enable_gqa: k and v [..., heads, S, D] may have fewer
 ---   heads than q, each for several heads of q in a row (Ainslie et al. 2023)
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
-  local mask, causal, p, scale = nil, false, 0, nil
-  if given ~= nil then
-    opts.verify("scaled_dot_product_attention", given, sdpa_options)
-    mask, causal, p, scale = given.attn_mask, given.is_causal or false, given.dropout_p or 0, given.scale
-    if given.enable_gqa then k, v = shared_heads(q, k, "keys"), shared_heads(q, v, "values") end
+  if given ~= nil then opts.verify("scaled_dot_product_attention", given, sdpa_options) end
+  local o = given or no_options
+  local scale, cap = o.scale, o.softcap
+  if cap and not (cap > 0) then raise("scaled_dot_product_attention: softcap must be greater than 0, got %g", cap) end
+  if not o.enable_gqa and is_tensor(q) and is_tensor(k) and q.ndim > 2 and k.ndim == q.ndim and
+    q:size(-3) ~= k:size(-3) then
+    raise("scaled_dot_product_attention: enable_gqa lets keys and values have fewer heads than queries: got %s, %s",
+      tostring(q.shape), tostring(k.shape))
   end
   if scale == 0 and is_tensor(q) then q, scale = q * 0, 1 end    -- the operator uses 1/sqrt(D) if the scale is 0
-  if is_uneven(q, k, v) then
-    return uneven_attention(q, k, v, { attn_mask = mask, is_causal = causal, dropout_p = p, scale = scale })
-  end
-  return ops.attention(q, k, v, mask, causal, p, scale or 0)
+  if is_uneven(q, k, v) then return uneven_attention(q, k, v, scale, o) end
+  return ops.attention(q, k, v, scale, o)
 end
 
 --- Splits the result of one projection into queries, keys and values: [B, T, 3 C] -> three tensors [B, heads, T, C /

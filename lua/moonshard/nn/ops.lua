@@ -201,13 +201,14 @@ function M.mse_loss(a, b, reduction)
   return wrap(call_args(op_mse_loss, a, b))
 end
 
--- Scaled dot product attention. mask: nil or a tensor; scale: factor of the scores, 0 for 1 / sqrt(head size).
-function M.attention(q, k, v, mask, causal, dropout_p, scale)
+-- Scaled dot product attention. scale: nil for 1 / sqrt(head size); o: options of F.scaled_dot_product_attention.
+function M.attention(q, k, v, scale, o)
   a_in[0], a_in[1], a_in[2] = id_of(q, "attention", "q"), id_of(k, "attention", "k"), id_of(v, "attention", "v")
-  local n = 3
+  local n, mask = 3, o.attn_mask
   if mask ~= nil then a_in[3], n = id_of(mask, "attention", "attn_mask"), 4 end
-  args.n_in, args.n_i, args.n_f = n, 1, 2
-  a_i[0], a_f[0], a_f[1] = causal and 1 or 0, dropout_p, scale
+  args.n_in, args.n_i, args.n_f = n, 3, 3
+  a_i[0], a_i[1], a_i[2] = o.is_causal and 1 or 0, o.causal_offset or 0, o.window or 0
+  a_f[0], a_f[1], a_f[2] = o.dropout_p or 0, scale or 0, o.softcap or 0
   return wrap(call_args(op_attention, q, k, v))
 end
 

@@ -2,6 +2,8 @@
 // null/table.c -- wraps the plugin's table, to know which operator runs and where its tensors are.
 #include "null.h"
 
+#include "rows/attention.h"
+
 extern const ms_cuda_table ms_cuda_table_v1;
 static const ms_cuda_engine *engine;
 static ms_cuda_engine watched;
@@ -26,7 +28,7 @@ static _Thread_local const ms_call *running;
 
 // Attention in tiles (flash.cu, flash_backward.cu) computes its products inside its kernels, so their flops follow from
 // the operator's call: a block of 64 rows passes over tiles of 64 rows, or of 32 if heads have more than 64 columns.
-// Columns are padded to 64 or 128. Parts of visited tiles that causality hides are computed, too, and count.
+// Columns are padded to 64 or 128. Parts of visited tiles that no query attends to are computed, too, and count.
 double ms__null_flops(const char *kernel)
 {
     static const struct {
@@ -44,11 +46,13 @@ double ms__null_flops(const char *kernel)
     const ms_tensor *q = running->in[first], *keys = running->in[first + 1];
     int64_t d = q->shape[q->ndim - 1], tq = q->shape[q->ndim - 2], tk = keys->shape[q->ndim - 2], heads = 1;
     int64_t width = d > 64 ? 128 : 64, step = d > 64 ? 32 : 64, own = kernels[k].keys ? tk : tq, tiles = 0;
-    bool causal = running->n_i > 0 && running->i[0];
+    ms_span span = ms__attention_of(running, running->n_i - 3 * first, q, keys).span;
+    if (kernels[k].keys) span = ms_span_turned(span);
     for (int i = 0; i < q->ndim - 2; i++) heads *= q->shape[i];
     for (int64_t i = 0; i < own; i += 64) {
-        int64_t passed = kernels[k].keys ? tq - (causal ? i : 0) : causal && i + 64 < tk ? i + 64 : tk;
-        if (passed > 0) tiles += (passed + step - 1) / step;
+        int64_t from = ms_span_first(span, i), to = ms_span_end(span, i + 63, kernels[k].keys ? tq : tk);
+        if (!kernels[k].keys) from = from / step * step;
+        if (from < to) tiles += (to - from + step - 1) / step;
     }
     return 2.0 * (double)(heads * tiles * 64 * step * width * kernels[k].products);
 }
