@@ -99,7 +99,8 @@ static ms_id gather_whole(unit_param *p, ms_tensor *part)
     ms_tensor *out;
     int where = u->layout->whole_on_device ? u->memory.device : u->memory.home;
     if (ms__tensor_new(&out, part->dtype, where, p->ndim, p->shape, "full_tensor") != MS_OK) return 0;
-    ms_status st = u->world == 1 ? ms__copy_into(out, 0, part) : u->layout->gather_whole(p, part, out);
+    ms_status st = MS_OK;
+    if (!ms__is_meta(where)) st = u->world == 1 ? ms__copy_into(out, 0, part) : u->layout->gather_whole(p, part, out);
     if (st == MS_OK) return ms__name(out);
     ms__release(out);
     return 0;

@@ -98,6 +98,10 @@ for _, world in ipairs { 1, 2, 4 } do
       local ok, err = pcall(ms.hf.load_weights, model)
       assert.is_false(ok)
       assert.is_truthy(err:find("has neither model.safetensors nor", 1, true), err)
+      ok, err = pcall(ms.hf.save, model, folder .. "/out")
+      assert.is_false(ok)
+      assert.is_truthy(err:find("is on meta and has no values", 1, true), err)
+      model:to_empty "cpu"
       ok, err = pcall(ms.hf.save, model, "/nowhere/at/all")
       assert.is_false(ok)
       assert.is_truthy(err:find("/nowhere/at/all", 1, true), err)

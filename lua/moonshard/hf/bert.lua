@@ -55,7 +55,7 @@ function Bert:forward(ids, given)
   x = x + (types and self.types(types) or self.types.weight:narrow(1, 1, 1))
   x = self.norm(x)
   if self.drop then x = self.drop(x) end
-  local call = { full = { is_causal = false, attn_mask = masks.padding(o.name, given.attention_mask, B, T) } }
+  local call = { see = { is_causal = false, attn_mask = masks.padding(o.name, given.attention_mask, B, T) } }
   for _, layer in ipairs(self.layers) do x = layer(x, call) end
   return x, self.pooler and self.pooler(x:select(2, 1)):tanh()
 end

@@ -3,10 +3,10 @@
 --- differently is an option of the block; a family's file names them.
 ---
 --- A block is called with the stream x [B, T, C] and a table that the model makes once a forward:
----   full, sliding  what layers of each kind attend to: { is_causal, attn_mask, memory }, of which masks are made once
+---   see            what self-attention attends to: { is_causal, attn_mask }
 ---   turns          cosines and sines of the positions (rotary.lua); nil without rotary positions
 ---   cache          holds the keys and values of earlier calls (cache.lua); nil without
----   memory         what cross-attention attends to, [B, S, C]; memory_seen: as `full`
+---   memory         what cross-attention attends to, [B, S, C]; memory_seen: as `see`
 -- Sizes: B batch, T queries, S keys, C channels (dim), H heads, K heads of keys and values, D channels of a head.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
@@ -34,7 +34,7 @@ local M = {}
 ---@field act string  a name in M.activations
 ---@field scale? number  factor of the scores (default: 1 / sqrt(D))
 ---@field softcap? number  c: scores become c tanh(score / c)
----@field sliding? boolean  attends as `sliding` of the call says
+---@field window? integer  attends to so many last positions only; windows: the blocks for which that is so
 ---@field cross? boolean  has attention to `memory` between the two parts
 ---@field dropout? number
 ---@field attention_dropout? number
@@ -83,7 +83,8 @@ local Attention = nn.Module:extend "HFAttention"
 function Attention:init(o, cross)
   local D, bias = o.head_dim or o.dim / o.heads, o.bias or {}
   self.heads, self.kv_heads, self.head_dim, self.cross = o.heads, o.kv_heads or o.heads, D, cross or false
-  self.layer, self.sliding, self.scale, self.softcap = o.layer, o.sliding, o.scale, o.softcap
+  self.layer, self.window, self.softcap, self.scale = o.layer, not cross and o.window or nil, o.softcap,
+    o.scale or D ^ -0.5
   self.dropout = o.attention_dropout or 0
   if o.fused then
     self.qkv = linear(o, o.dim, (self.heads + 2 * self.kv_heads) * D, bias.qkv)
@@ -108,15 +109,6 @@ local function project(self, x)
     split(all:narrow(3, (H + K) * D + 1, K * D), K, D)
 end
 
--- Attention whose scores are capped. -1e4 instead of minus infinity: a padded query that may attend to nothing gets no
--- NaN.
-local function capped(q, k, v, o, cap)
-  local groups = q:size(2) / k:size(2)
-  if groups > 1 then k, v = k:repeat_interleave(groups, 2), v:repeat_interleave(groups, 2) end
-  local scores = (q:matmul(k:transpose(3, 4)) * (o.scale / cap)):tanh() * cap
-  return F.dropout(F.softmax(scores:masked_fill(o.attn_mask:logical_not(), -1e4), -1), o.dropout_p):matmul(v)
-end
-
 -- The keys and values of cross-attention, which a cache computes once.
 local function memory_of(self, call)
   local function make() return split(self.k(call.memory), self.kv_heads, self.head_dim),
@@ -126,29 +118,28 @@ local function memory_of(self, call)
 end
 
 function Attention:forward(x, call)
-  local q, k, v, see
+  local q, k, v
+  local see = self.cross and call.memory_seen or call.see
   if self.cross then
-    q, see = split(self.q(x), self.heads, self.head_dim), call.memory_seen
+    q = split(self.q(x), self.heads, self.head_dim)
     k, v = memory_of(self, call)
   else
     q, k, v = project(self, x)
-    see = self.sliding and call.sliding or call.full
     if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
     if call.turns then q, k = rotary.turn(q, call.turns), rotary.turn(k, call.turns) end
     if call.cache then k, v = call.cache:update(self.layer, k, v) end
   end
-  local mask, S = see.attn_mask, k:size(3)
+  local mask, S, causal = see.attn_mask, k:size(3), see.is_causal
   -- A cache may have left the oldest keys out.
   if mask and mask:size(-1) > S then mask = mask:narrow(-1, mask:size(-1) - S + 1, S) end
-  local o = { attn_mask = mask, is_causal = see.is_causal, enable_gqa = true, dropout_p = self.training and self.dropout
-    or 0, scale = self.scale or self.head_dim ^ -0.5 }
-  local y = self.softcap and capped(q, k, v, o, self.softcap) or F.scaled_dot_product_attention(q, k, v, o)
-  return self.out(F.merge_heads(y))
+  return self.out(F.merge_heads(F.scaled_dot_product_attention(q, k, v, { attn_mask = mask, is_causal = causal,
+    causal_offset = causal and S - q:size(3) or nil, window = causal and self.window or nil, scale = self.scale,
+    softcap = self.softcap, enable_gqa = true, dropout_p = self.training and self.dropout or 0 })))
 end
 
 function Attention:extra_repr()
   return errors.count(self.heads, "head") .. (self.kv_heads < self.heads and ", " .. errors.count(self.kv_heads,
-    "kv_head") or "") .. (self.sliding and ", sliding" or "")
+    "kv_head") or "") .. (self.window and ", window " .. self.window or "")
 end
 
 ---@class HFMLP: Module
@@ -222,7 +213,8 @@ M.Block, M.linear = Block, linear
 function M.stack(o)
   local list = nn.ModuleList {}
   for k = 1, o.layers do
-    list:append(Block(setmetatable({ layer = k, sliding = o.windows and o.windows[k] or false }, { __index = o })))
+    local window = o.window and (not o.windows or o.windows[k]) and o.window or false
+    list:append(Block(setmetatable({ layer = k, window = window }, { __index = o })))
   end
   return list
 end

@@ -28,8 +28,7 @@ end
 function Text:forward(ids, attention_mask)
   local B, T = ids:size(1), ids:size(2)
   local x = self.words(ids) + self.positions(create.arange(0, T, { dtype = "int64", device = ids.device }))
-  local call = { full = masks.causal { B = B, T = T, S = T, attention_mask = attention_mask, device = ids.device,
-    who = self.name } }
+  local call = { see = masks.causal { B = B, T = T, S = T, attention_mask = attention_mask, who = self.name } }
   for _, layer in ipairs(self.layers) do x = layer(x, call) end
   -- Configurations with eos_token_id 2 are older than this key's use: their last token has the largest id.
   local last = self.eos == 2 and ids:argmax(2) or ids:eq(self.eos):to("int64"):argmax(2)
@@ -46,7 +45,7 @@ function Vision:init(o)
 end
 
 function Vision:forward(images)
-  local x, call = self.before(self.patches(images)), { full = { is_causal = false } }
+  local x, call = self.before(self.patches(images)), { see = { is_causal = false } }
   for _, layer in ipairs(self.layers) do x = layer(x, call) end
   return self.norm(x:select(2, 1))
 end

@@ -69,14 +69,9 @@ function Decoder:forward(ids, given)
     x = x + self.positions(positions)
   end
   if self.drop then x = self.drop(x) end
-  local see = { B = B, T = T, S = past + T, attention_mask = given.attention_mask, segments = given.segments,
-    device = ids.device, who = o.name, always = o.softcap ~= nil }
-  local call = { cache = cache, full = masks.causal(see), turns = self.rates and rotary.table(self.rates, positions,
-    x.dtype) }
-  if o.window then
-    see.window = o.window
-    call.sliding = masks.causal(see)
-  end
+  local call = { cache = cache, turns = self.rates and rotary.table(self.rates, positions, x.dtype),
+    see = masks.causal { B = B, T = T, S = past + T, attention_mask = given.attention_mask, segments = given.segments,
+      who = o.name } }
   for _, layer in ipairs(self.layers) do x = layer(x, call) end
   if cache then cache.length = past + T end
   return self.norm(x)

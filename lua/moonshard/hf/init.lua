@@ -141,6 +141,11 @@ function M.save(model, folder, given)
   local o = opts("hf.save", given, { max_shard_size = opts.option(file_size, "5GB") })
   local most = o.max_shard_size
   if type(most) == "string" then most = tonumber(most:match "^%d+") * bytes_of[most:match "%u%u$"] end
+  for name, p in model:named_parameters() do
+    if p.device == "meta" then
+      errors.raise("hf.save: parameter '%s' is on meta and has no values; call ms.hf.load_weights first", name)
+    end
+  end
   local groups = agree.groups_of(model)
   local mine = agree.is_first(groups)
   agree.together(groups, function()

@@ -42,9 +42,8 @@ function Seq2Seq:forward(inputs, given)
   if not ids then errors.raise("%s: give option 'decoder_ids' or 'labels'", self.options.name) end
   local memory = o.memory or self:encode(inputs, o.attention_mask)
   local B, T, past = ids:size(1), ids:size(2), o.cache and o.cache.length or 0
-  local see = { B = B, T = T, S = past + T, attention_mask = o.decoder_attention_mask, device = ids.device,
-    who = self.options.name, always = self.options.biased }
-  local x = self.decoder(self:embed(ids, past), { cache = o.cache, full = masks.causal(see), memory = memory,
+  local see = { B = B, T = T, S = past + T, attention_mask = o.decoder_attention_mask, who = self.options.name }
+  local x = self.decoder(self:embed(ids, past), { cache = o.cache, see = masks.causal(see), memory = memory,
     memory_seen = { is_causal = false, attn_mask = masks.padding(see.who, o.attention_mask, B, memory:size(2)) } })
   if o.cache then o.cache.length = past + T end
   if o.last then x = x:narrow(2, T - o.last + 1, o.last) end

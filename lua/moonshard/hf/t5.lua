@@ -52,9 +52,9 @@ end
 
 function Stack:forward(x, call)
   local T, past = x:size(2), call.cache and call.cache.length or 0
-  local bias, mask = biases(self, T, past + T, x.device), call.full.attn_mask
+  local bias, mask = biases(self, T, past + T, x.device), call.see.attn_mask
   if mask then bias = bias:masked_fill(mask:logical_not(), -1e4) end
-  local inner = setmetatable({ full = { is_causal = false, attn_mask = bias } }, { __index = call })
+  local inner = setmetatable({ see = { is_causal = self.decodes, attn_mask = bias } }, { __index = call })
   if self.drop then x = self.drop(x) end
   for _, layer in ipairs(self.layers) do x = layer(x, inner) end
   x = self.norm(x)
@@ -63,7 +63,7 @@ end
 
 local function encode(self, ids, attention_mask)
   local mask = masks.padding(self.options.name, attention_mask, ids:size(1), ids:size(2))
-  return self.encoder(self.words(ids), { full = { attn_mask = mask } })
+  return self.encoder(self.words(ids), { see = { attn_mask = mask } })
 end
 
 ---@class HFT5: HFSeq2Seq
@@ -102,7 +102,7 @@ local function options_of(c)
   local o = {
     vocab = c:get("vocab_size", size), dim = c:get("d_model", size), head_dim = c:get("d_kv", size),
     mlp_dim = c:get("d_ff", size), heads = c:get("num_heads", size), layers = c:get("num_layers", Config.layers),
-    ranges = c:get("relative_attention_num_buckets", size, 32), scale = 1, biased = true, act = mlp[1], gated = mlp[2],
+    ranges = c:get("relative_attention_num_buckets", size, 32), scale = 1, act = mlp[1], gated = mlp[2],
     farthest = c:get("relative_attention_max_distance", size, 128), dropout = c:get("dropout_rate", Config.share, 0.1),
     norm = { kind = "rms", eps = c:get("layer_norm_epsilon", Config.positive, 1e-6) },
     tied = c:get("tie_word_embeddings", opts.boolean, true), pad = c:get("pad_token_id", opts.whole_from(0), 0),

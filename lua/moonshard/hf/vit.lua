@@ -25,7 +25,7 @@ end
 ---@return Tensor x  [B, 1 + patches, C]
 ---@return Tensor? pooled  nil in a classifier
 function ViT:forward(images)
-  local x, call = self.patches(images), { full = { is_causal = false } }
+  local x, call = self.patches(images), { see = { is_causal = false } }
   if self.drop then x = self.drop(x) end
   for _, layer in ipairs(self.layers) do x = layer(x, call) end
   x = self.norm(x)

@@ -31,7 +31,7 @@ function Encoder:forward(features)
     errors.raise("%s: features have shape %s, expected [B, %d, %d]", o.name, tostring(features.shape), o.bins,
       2 * o.frames)
   end
-  local x, call = gelu(self.conv2(gelu(self.conv1(features)))):transpose(2, 3), { full = { is_causal = false } }
+  local x, call = gelu(self.conv2(gelu(self.conv1(features)))):transpose(2, 3), { see = { is_causal = false } }
   x = x + self.positions.weight
   if self.drop then x = self.drop(x) end
   for _, layer in ipairs(self.layers) do x = layer(x, call) end

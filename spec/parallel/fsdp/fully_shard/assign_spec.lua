@@ -39,6 +39,12 @@ end
 
 for world = 1, 3 do
   ranks.describe(world, ("assign onto meta on %d ranks"):format(world), function(rank)
+    it("has whole tensors on meta, too", function()
+      local weight = sharded("meta")[1].weight
+      local t = weight:full_tensor()
+      assert.equal("meta [7, 5]", t.device .. " " .. tostring(t.shape))
+    end)
+
     it("loads whole tensors, of every rank or of rank 0, and sharded ones", function()
       local _, _, fsdp = load()
       for _, type_ in ipairs { "full", "rank 0", "sharded", "local" } do
