@@ -30,6 +30,9 @@ end)
 Config.layers = opts.kind("a whole number from 1 to 1024", function(v)
   return type(v) == "number" and v % 1 == 0 and v >= 1 and v <= 1024
 end)
+Config.head = opts.kind("a whole number from 1 to 65536", function(v)
+  return type(v) == "number" and v % 1 == 0 and v >= 1 and v <= 65536
+end)
 Config.share = opts.kind("a number from 0 to 1", function(v) return type(v) == "number" and v >= 0 and v <= 1 end)
 Config.positive = opts.kind("a number > 0", function(v) return type(v) == "number" and v > 0 and v < math.huge end)
 
@@ -85,7 +88,7 @@ end
 
 local function shown(value)
   if value == cjson.null then return "null" end
-  return errors.show(value)
+  return type(value) == "table" and errors.kind(value) or errors.show(value)
 end
 
 --- The value of a key. Without a default the key must be there; null is as good as absent.

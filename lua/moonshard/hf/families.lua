@@ -79,7 +79,7 @@ local function llama_like(c, act_key)
   if o.heads % o.kv_heads ~= 0 then
     c:fail("num_key_value_heads", "is %d, expected a divisor of num_attention_heads, %d", o.kv_heads, o.heads)
   end
-  local head_dim = c:maybe("head_dim", size)
+  local head_dim = c:maybe("head_dim", Config.head)
   if not head_dim and o.dim % o.heads ~= 0 then
     c:fail("hidden_size", "is %d, expected a multiple of num_attention_heads, %d", o.dim, o.heads)
   end

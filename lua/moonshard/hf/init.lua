@@ -67,7 +67,12 @@ local DTYPES = opts.one_of { "float32", "float64", "bfloat16", "float16" }
 local function build(config, o)
   local name, row = architecture_of(config)
   local dtype = o.dtype or config:maybe("dtype", DTYPES) or config:maybe("torch_dtype", DTYPES) or "float32"
-  local model, names = row.build(config, { dtype = dtype, device = o.device })
+  local ok, model, names = pcall(row.build, config, { dtype = dtype, device = o.device })
+  if not ok then
+    local why = tostring(model):gsub("^[^\n]-:%d+: ", "")
+    if why:find(config.path, 1, true) then errors.raise("%s", why) end
+    errors.raise("hf: '%s' describes a model that cannot be made: %s", config.path, why)
+  end
   config:finish(o.ignore)
   model.config = config.values
   model.family = { architecture = name, names = names or row.names, prefix = row.prefix,

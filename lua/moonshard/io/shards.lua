@@ -10,7 +10,7 @@ local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 
 local M = {}
 
-local MOST = 2 ^ 28                                       -- bytes of an index
+local MOST = 2 ^ 26                                       -- bytes of an index
 
 --- Whether a path is that of an index.
 ---@param path string
