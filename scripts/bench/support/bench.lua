@@ -242,11 +242,12 @@ local function inner_count(fn, least)
   end
 end
 
---- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }. opts: runs (20); least
---- (minimum seconds per run: 2 ms); sync (called before each run), inner (with sync: calls per run, 1); slowest (as
---- M.slowest, for a benchmark over ranks). Prints a line for each function and returns by name { best, max, median,
---- runs, flops_per_second, bytes_per_second, median_flops_per_second, median_bytes_per_second }; the rates without
---- `median_` are computed from the best time. --quick and --runs take precedence over the options.
+--- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }. opts: runs (20);
+--- least (minimum seconds per run: 2 ms); warm (each run begins with a call that does not count); sync (called before
+--- each run), inner (with sync: calls per run, 1); slowest (as M.slowest, for a benchmark over ranks). Prints a line
+--- for each function and returns by name { best, max, median, runs, flops_per_second, bytes_per_second,
+--- median_flops_per_second, median_bytes_per_second }; the rates without `median_` are computed from the best time.
+--- --quick and --runs take precedence over the options.
 function Bench:alternate(cases, opts)
   opts = opts or {}
   local runs = self.quick and 3 or self.runs or opts.runs or 20
@@ -261,6 +262,7 @@ function Bench:alternate(cases, opts)
     for k, case in ipairs(cases) do
       local fn, n = case[2], inner[k]
       if opts.sync then opts.sync() end
+      if opts.warm then fn() end
       local t = M.now()
       for _ = 1, n do fn() end
       times[k][run] = (M.now() - t) / n

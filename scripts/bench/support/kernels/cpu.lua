@@ -27,6 +27,8 @@ function M.cases(t, rows, cols, isa)
   local function case(name, bytes, ops, op, inputs, i, f, why)
     list[#list + 1] = { name = name, bytes = bytes, ops = ops, op = op, inputs = inputs, i = i, f = f, why = why }
   end
+  -- Operands of 8 bytes have half as many elements, so that all tensors have about the same bytes.
+  local function wide(name, bytes, ops, ...) case(name, bytes / 2, ops and ops / 2, ...) end
   local x, y, p, h, k, d, e = t.x, t.y, t.positive, t.h, t.k, t.d, t.e
 
   -- ---- copies, fills, casts
@@ -40,17 +42,18 @@ function M.cases(t, rows, cols, isa)
   case("zero_", 4, 0, "zero_", { t.target })
   case("arange_", 4, 4, "arange_", { t.line }, nil, { 0, 1 }, "through float64, 64 numbers at a time: made once")
   for _, c in ipairs {
-    { "float32", x, { "bfloat16", 6, 6 }, { "float16", 6, 12 }, { "float64", 12, 2 }, { "int64", 12, 6 },
-      { "int32", 8, 6 }, { "uint8", 5, 8 }, { "bool", 5, 2 } },
-    { "bfloat16", h, { "float32", 6, 1 }, { "float16", 4, 14 }, { "float64", 10, 4 } },
+    { "float32", x, { "bfloat16", 6, 6 }, { "float16", 6, 12 }, { "int32", 8, 6 }, { "uint8", 5, 8 },
+      { "bool", 5, 2 } },
+    { "bfloat16", h, { "float32", 6, 1 }, { "float16", 4, 14 } },
     { "float16", t.q, { "float32", 6, 6 }, { "bfloat16", 4, 12 } },
+    { "bool", t.mask, { "float32", 5, 2 } },
+    { "float32", t.x_half, { "float64", 12, 2 }, { "int64", 12, 6 } }, { "bfloat16", t.h_half, { "float64", 10, 4 } },
     { "float64", d, { "float32", 12, 2 }, { "bfloat16", 10, 8 } },
     { "int64", t.whole, { "float32", 12, 6 }, { "int32", 12, 2 } },
-    { "bool", t.mask, { "float32", 5, 2 } },
   } do
     for at = 3, #c do
-      local to = c[at]
-      case(("cast %s to %s"):format(c[1], to[1]), to[2], to[3], "cast", { c[2] }, { t.dtype[to[1]] }, nil,
+      local to, add = c[at], (c[2] == d or c[2] == t.x_half or c[2] == t.h_half or c[2] == t.whole) and wide or case
+      add(("cast %s to %s"):format(c[1], to[1]), to[2], to[3], "cast", { c[2] }, { t.dtype[to[1]] }, nil,
         (c[2] == h or c[2] == t.q or to[1]:find "float16") and HALF or INTEGER)
     end
   end
@@ -94,7 +97,8 @@ function M.cases(t, rows, cols, isa)
   case("add_ in place", 12, 1, "add_", { t.target, y })
   case("add a row", 8, 1, "add", { x, t.w })
   case("add a column", 8, 1, "add", { x, t.column })
-  case("add transposed", 12, 1, "add", { x, t.turned }, nil, nil, "a strided operand is read along the rows of the result: make it contiguous first")
+  case("add transposed", 12, 1, "add", { x, t.turned }, nil, nil,
+    "a strided operand is read along the rows of the result: make it contiguous first")
   case("addcmul", 16, 3, "addcmul", { x, y, y }, nil, { 0.5 })
   case("lerp", 12, 8, "lerp", { x, y }, nil, { 0.3 })
   case("eq", 9, 2, "eq", { x, y })
@@ -107,9 +111,9 @@ function M.cases(t, rows, cols, isa)
   case("relu bfloat16", 4, 8, "relu", { h }, nil, nil, HALF)
   case("gelu bfloat16, tanh form", 4, EXP + DIV + 15, "gelu", { h }, { 1 }, nil, HALF)
   case("silu bfloat16", 4, EXP + DIV + 8, "silu", { h }, nil, nil, HALF)
-  case("add float64", 24, 2, "add", { d, e })
-  case("exp float64", 16, M.NONE, "exp", { d }, nil, nil, DOUBLE)
-  case("add int64", 24, 2, "add", { t.whole, t.whole })
+  wide("add float64", 24, 2, "add", { d, e })
+  wide("exp float64", 16, M.NONE, "exp", { d }, nil, nil, DOUBLE)
+  wide("add int64", 24, 2, "add", { t.whole, t.whole })
   for name, ops in pairs { relu = 2, tanh = 3, sigmoid = 3, silu = EXP + DIV + 6, gelu = 2 * EXP + 38 } do
     case("backward of " .. name, 12, ops, name, { t.leaf }, nil, nil, name == "gelu" and CHAIN)
     list[#list].gradient = y
@@ -121,9 +125,9 @@ function M.cases(t, rows, cols, isa)
     case(name .. " over rows", 4, ops, name, { x }, { 0, 0 })
     case(name .. " over columns", 4, ops, name, { x }, { 0, 1 })
   end
-  case("sum over columns bfloat16", 2, 2, "sum", { h }, { 0, 1 })
+  case("sum over columns bfloat16", 2, 8, "sum", { h }, { 0, 1 }, nil, HALF)
   case("sum over rows bfloat16", 2, 2, "sum", { h }, { 0, 0 }, nil, HALF)
-  case("sum over columns float64", 8, 2, "sum", { d }, { 0, 1 })
+  wide("sum over columns float64", 8, 2, "sum", { d }, { 0, 1 })
   case("var over columns", 4, 4, "var", { x }, { 0, 1 }, { 1 }, TWICE)
   case("var over rows", 8, 4, "var", { x }, { 0, 0 }, { 1 })
   case("norm over columns", 4, 2, "norm", { x }, { 0, 1 }, { 2 })
@@ -159,8 +163,8 @@ function M.cases(t, rows, cols, isa)
       { size == 2 and t.one_half or t.one, a, t.ids, w, lse }, { 1, -100 }, { 0 }, why)
   end
   case("softmax over rows", 8, EXP + 5, "softmax", { x }, { 0 }, nil, "columns are gathered one at a time")
-  case("softmax float64", 16, M.NONE, "softmax", { d }, { 1 }, nil, DOUBLE)
-  case("layer_norm float64", 16, 16, "layer_norm", { d, t.w_wide, t.w_wide }, { 1 }, { 1e-5 }, TWICE)
+  wide("softmax float64", 16, M.NONE, "softmax", { d }, { 1 }, nil, DOUBLE)
+  wide("layer_norm float64", 16, 16, "layer_norm", { d, t.w_wide, t.w_wide }, { 1 }, { 1e-5 }, TWICE)
   case("mse_loss", 8, 3, "mse_loss", { x, y }, { 1 })
   case("mse_loss_backward", 12, 2, "mse_loss_backward", { t.one, x, y }, { 1, 1 })
   case("batch_norm of rows", 8, 14, "batch_norm", { x, t.w, t.b }, { 1 }, { 1e-5 }, WIDEN)
