@@ -47,9 +47,26 @@ static void iterator_next(iterator *w, int n)
     }
 }
 
+// Whether all of n adjacent positions are from 0 to limit - 1.
+#define INSIDE(I)                                                          \
+    static MS_KERNEL bool inside_##I(int64_t n, const I *p, int64_t limit) \
+    {                                                                      \
+        I low = 0, high = 0;                                               \
+        for (int64_t k = 0; k < n; k++) low = p[k] < low ? p[k] : low;     \
+        for (int64_t k = 0; k < n; k++) high = p[k] > high ? p[k] : high;  \
+        return low >= 0 && (int64_t)high < limit;                          \
+    }
+INSIDE(int32_t)
+INSIDE(int64_t)
+
 static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int64_t limit, int d)
 {
     if (index->numel == 0) return MS_OK;
+    if (ms__is_contiguous(index) && limit) {
+        const void *p = ms__data(index);
+        if (index->dtype == MS_I64 ? inside_int64_t(index->numel, p, limit) : inside_int32_t(index->numel, p, limit))
+            return MS_OK;
+    }
     ms_tensor once = *index;  // repeated positions (stride 0) are checked once
     for (int k = 0; k < once.ndim; k++)
         if (once.stride[k] == 0) {
@@ -71,6 +88,55 @@ static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int6
     return MS_OK;
 }
 
+// Moves n elements of type T by positions of type I: o[k] = x[position k], or, if `scatter` is set, o[position k] =
+// x[k]; adds them if `add` is set, too. Neighbours are so, sx and si apart.
+typedef struct {
+    int64_t n, so, sx, si;
+    bool scatter, add;
+    const void *at;
+} moves;
+#define MOVES(T, I)                                                          \
+    static MS_KERNEL void moves_##T##_##I(const moves *m, T *o, const T *x)  \
+    {                                                                        \
+        int64_t n = m->n, so = m->so, sx = m->sx, si = m->si;                \
+        const I *at = m->at;                                                 \
+        if (m->add)                                                          \
+            for (int64_t k = 0; k < n; k++) o[at[k * si] * so] += x[k * sx]; \
+        else if (m->scatter)                                                 \
+            for (int64_t k = 0; k < n; k++) o[at[k * si] * so] = x[k * sx];  \
+        else if (so == 1 && sx == 1 && si == 1)                              \
+            for (int64_t k = 0; k < n; k++) o[k] = x[at[k]];                 \
+        else                                                                 \
+            for (int64_t k = 0; k < n; k++) o[k * so] = x[at[k * si] * sx];  \
+    }
+#define MOVES_OF(T)   \
+    MOVES(T, int32_t) \
+    MOVES(T, int64_t)
+MOVES_OF(uint8_t)
+MOVES_OF(uint16_t)
+MOVES_OF(uint32_t)
+MOVES_OF(uint64_t)
+MOVES_OF(float)
+MOVES_OF(double)
+// index: the tensor of the positions. The dtype must not be a half type if m->add is set.
+static void move_all(const moves *m, const ms_tensor *index, int dtype, void *o, const void *x)
+{
+#define RUN(T) (index->dtype == MS_I64 ? moves_##T##_int64_t(m, o, x) : moves_##T##_int32_t(m, o, x))
+    if (m->add && dtype == MS_F32) RUN(float);
+    else if (m->add && dtype == MS_F64) RUN(double);
+    else switch (ms__dtype_size(dtype)) {
+        case 1: RUN(uint8_t); break;
+        case 2: RUN(uint16_t); break;
+        case 4: RUN(uint32_t); break;
+        default: RUN(uint64_t); break;
+        }
+#undef RUN
+}
+static const void *position_at(const ms_tensor *index, int64_t offset)
+{
+    return (const char *)index->storage->data + offset * ms__dtype_size(index->dtype);
+}
+
 // ---- index_select, index_add_ ----
 
 typedef struct {
@@ -88,6 +154,15 @@ static void select_range(void *arg, int64_t first, int64_t last, int64_t block)
     const slices *s = arg;
     size_t bytes = (size_t)(s->inner * s->size);
     int64_t stride = s->index->ndim ? s->index->stride[0] : 0;
+    if (s->inner == 1) {
+        for (int64_t k = first; k < last;) {
+            int64_t outer = k / s->count, j = k % s->count, n = s->count - j < last - k ? s->count - j : last - k;
+            moves m = { n, 1, 1, stride, .at = position_at(s->index, s->index->offset + j * stride) };
+            move_all(&m, s->index, s->dtype, s->dst + k * s->size, s->src + outer * s->from * s->size);
+            k += n;
+        }
+        return;
+    }
     for (int64_t k = first / s->inner; k < last / s->inner; k++) {
         int64_t outer = k / s->count, j = k % s->count, at = index_at(s->index, s->index->offset + j * stride);
         memcpy(s->dst + (size_t)k * bytes, s->src + (size_t)(outer * s->from + at) * bytes, bytes);
@@ -181,15 +256,6 @@ typedef struct {
     int64_t inner;  // number of adjacent lines with the same positions
 } lines_job;
 
-static inline void move(int size, char *to, const char *from)
-{
-    switch (size) {
-    case 1: *to = *from; break;
-    case 2: memcpy(to, from, 2); break;
-    case 4: memcpy(to, from, 4); break;
-    default: memcpy(to, from, 8); break;
-    }
-}
 static void reduce_one(line_kind kind, int dtype, char *to, const char *from)
 {
     bool whole = !ms__is_float(dtype);
@@ -210,7 +276,8 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
     (void)last;
     const lines_job *j = arg;
     int64_t begin = task * j->group, end = begin + j->group < j->lines ? begin + j->group : j->lines;
-    int size = ms__dtype_size(j->o->dtype);
+    int dtype = j->o->dtype, size = ms__dtype_size(dtype);
+    bool whole = dtype != MS_BF16 && dtype != MS_F16 && dtype != MS_BOOL;  // sums need no conversion
     const char *from = j->a->storage->data;
     char *to = j->o->storage->data;
     iterator w;
@@ -218,14 +285,17 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
     int64_t si = j->index->ndim ? j->index->stride[j->d] : 0, sa = j->a->ndim ? j->a->stride[j->d] : 0,
             so = j->o->ndim ? j->o->stride[j->d] : 0;
     for (int64_t line = begin; line < end; line++) {
-        for (int64_t k = 0; k < j->length; k++) {
-            int64_t at = index_at(j->index, w.at[0] + k * si);
-            if (j->kind == GATHER) move(size, to + (w.at[2] + k * so) * size, from + (w.at[1] + at * sa) * size);
-            else if (j->kind == SCATTER) move(size, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
-            else if (j->kind == ADD)
-                add_strip(j->o->dtype, 1, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
-            else reduce_one(j->kind, j->o->dtype, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
-        }
+        char *o = to + w.at[2] * size;
+        const char *x = from + w.at[1] * size;
+        if (j->kind < ADD || (j->kind == ADD && whole)) {
+            moves m = { j->length, so, sa, si, j->kind != GATHER, j->kind == ADD, position_at(j->index, w.at[0]) };
+            move_all(&m, j->index, dtype, o, x);
+        } else
+            for (int64_t k = 0; k < j->length; k++) {
+                int64_t at = index_at(j->index, w.at[0] + k * si);
+                if (j->kind == ADD) add_strip(dtype, 1, o + at * so * size, x + k * sa * size);
+                else reduce_one(j->kind, dtype, o + at * so * size, x + k * sa * size);
+            }
         iterator_next(&w, 3);
     }
 }
