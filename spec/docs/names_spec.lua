@@ -7,7 +7,8 @@ local process = require "spec.support.process"
 -- What `nn`, `F` and so on are short for, and where their entries are in the reference.
 local SHORT = { nn = "nn", F = "nn.F", dist = "dist", fsdp = "fsdp", optim = "optim", amp = "amp" }
 local OF_MS = { nn = true, dist = true, fsdp = true, optim = true, amp = true, data = true, profiler = true, run = true,
-  plot = true, testing = true, text = true, metrics = true, linalg = true, fft = true, distributions = true }
+  plot = true, testing = true, text = true, hf = true, metrics = true, linalg = true, fft = true,
+  distributions = true }
 
 local function files(folder, pattern)
   local list = {}
