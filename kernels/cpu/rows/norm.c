@@ -6,12 +6,15 @@
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
 
+enum { STRIP = 64, STRIP_FROM = 16 };  // adjacent rows that are read together, if there are at least STRIP_FROM
+
 typedef struct soft {
     int dtype;
     bool log;
     const void *x, *g;
     void *out;
     ms_rows r;
+    int64_t cost;  // of a strip
     char *room;
     size_t room_bytes;  // per thread
 } soft;
@@ -59,14 +62,21 @@ static ms_status run_soft(ms_call *c, bool log, bool backward)
     ms_status st = ms__contiguous(&x, c->in[backward ? 1 : 0]);
     if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
     w.r = ms__rows_along(out, d);
-    w.room_bytes = (size_t)(3 * w.r.n) * (w.dtype == MS_F64 ? 8 : 4);
+    w.room_bytes = (size_t)(3 * (w.r.stride < STRIP_FROM ? w.r.n : STRIP)) * (w.dtype == MS_F64 ? 8 : 4);
     if (st == MS_OK) st = room_for(&block, &w.room, small, w.room_bytes, 0, c->op->name);
     if (st == MS_OK && w.r.rows) {
         w.x = ms__data(x);
         w.g = g ? ms__data(g) : NULL;
         w.out = ms__data(out);
-        ms__parallel(w.r.rows * w.r.n, ms__rows_per_block(w.r.n) * w.r.n,
-                     backward ? BOTH(w, softmax_backward) : BOTH(w, softmax), &w);
+        if (w.r.stride < STRIP_FROM)
+            ms__parallel(w.r.rows * w.r.n, ms__rows_per_block(w.r.n) * w.r.n,
+                         backward ? BOTH(w, softmax_backward) : BOTH(w, softmax), &w);
+        else {
+            int64_t strips = w.r.rows / w.r.stride * ((w.r.stride + STRIP - 1) / STRIP);
+            w.cost = w.r.n * (w.r.stride < STRIP ? w.r.stride : STRIP);
+            ms__parallel(strips * w.cost, (w.cost < 8192 ? 8192 / w.cost : 1) * w.cost,
+                         backward ? BOTH(w, softmax_backward_strips) : BOTH(w, softmax_strips), &w);
+        }
     }
     if (block) ms__free(block);
     ms__release(g);

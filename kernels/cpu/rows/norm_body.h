@@ -50,6 +50,83 @@ static MS_KERNEL void R(softmax_backward)(void *arg, int64_t first, int64_t last
     }
 }
 
+// The same along another dimension than the last: STRIP adjacent rows at a time, whose elements are read together. A
+// row is added in blocks of 64 elements.
+typedef struct R(strip) {
+    int64_t at, width, n, stride;  // the first element, the number of rows, and their elements
+    REAL *room;
+} R(strip);
+static R(strip) R(strip_of)(const soft *w, int64_t task)
+{
+    int64_t n = w->r.n, stride = w->r.stride, strips = (stride + STRIP - 1) / STRIP, c0 = task % strips * STRIP;
+    return (R(strip)) { task / strips * stride * n + c0, stride - c0 < STRIP ? stride - c0 : STRIP, n, stride,
+                        (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num()) };
+}
+// Element j of the strip's rows; for half types, in room.
+#define ELEMENTS(from, j, room) ROW_IN(w->dtype, from, s.at + (j)*s.stride, 1, s.width, room)
+#define RESULTS(j, room) ROW_AT(w->dtype, w->out, s.at + (j)*s.stride, 1, room)
+#define STORE(j, row) ROW_OUT(w->dtype, w->out, s.at + (j)*s.stride, 1, s.width, row)
+#define EACH for (int64_t l = 0; l < s.width; l++)
+
+static MS_KERNEL void R(softmax_strips)(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const soft *w = arg;
+    (void)block;
+    for (int64_t task = first / w->cost; task < last / w->cost; task++) {
+        const R(strip) s = R(strip_of)(w, task);
+        REAL most[STRIP], sum[STRIP], part[STRIP];
+        EACH most[l] = -(REAL)INFINITY, sum[l] = 0;
+        for (int64_t j = 0; j < s.n; j++) {
+            const REAL *restrict x = ELEMENTS(w->x, j, s.room);
+            EACH most[l] = x[l] > most[l] ? x[l] : most[l];
+        }
+        EACH most[l] = most[l] == -(REAL)INFINITY ? 0 : most[l];
+        for (int64_t j = 0; j < s.n; j++) {
+            const REAL *restrict x = ELEMENTS(w->x, j, s.room);
+            if (j % 64 == 0) EACH part[l] = 0;
+            EACH part[l] += R(ms__soft_exp)(x[l] - most[l]);
+            if (j % 64 == 63 || j == s.n - 1) EACH sum[l] += part[l];
+        }
+        EACH sum[l] = w->log ? most[l] + LOG(sum[l]) : 1 / sum[l];
+        for (int64_t j = 0; j < s.n; j++) {
+            const REAL *x = ELEMENTS(w->x, j, s.room);
+            REAL *y = RESULTS(j, s.room);
+            if (w->log) EACH y[l] = x[l] - sum[l];
+            else EACH y[l] = R(ms__soft_exp)(x[l] - most[l]) * sum[l];
+            STORE(j, y);
+        }
+    }
+}
+
+static MS_KERNEL void R(softmax_backward_strips)(void *arg, int64_t first, int64_t last, int64_t block)
+{
+    const soft *w = arg;
+    (void)block;
+    for (int64_t task = first / w->cost; task < last / w->cost; task++) {
+        const R(strip) s = R(strip_of)(w, task);
+        REAL sum[STRIP], part[STRIP];
+        EACH sum[l] = 0;
+        for (int64_t j = 0; j < s.n; j++) {
+            const REAL *restrict y = ELEMENTS(w->x, j, s.room), *restrict g = ELEMENTS(w->g, j, s.room + STRIP);
+            if (j % 64 == 0) EACH part[l] = 0;
+            if (w->log) EACH part[l] += g[l];
+            else EACH part[l] += g[l] * y[l];
+            if (j % 64 == 63 || j == s.n - 1) EACH sum[l] += part[l];
+        }
+        for (int64_t j = 0; j < s.n; j++) {
+            const REAL *y = ELEMENTS(w->x, j, s.room), *g = ELEMENTS(w->g, j, s.room + STRIP);
+            REAL *dx = RESULTS(j, s.room + 2 * STRIP);
+            if (w->log) EACH dx[l] = g[l] - R(ms__soft_exp)(y[l]) * sum[l];
+            else EACH dx[l] = y[l] * (g[l] - sum[l]);
+            STORE(j, dx);
+        }
+    }
+}
+#undef ELEMENTS
+#undef RESULTS
+#undef STORE
+#undef EACH
+
 // Stores x + r of a row, rounded, in p->sum.
 static MS_KERNEL void R(add_row)(const norm *p, int64_t at, REAL *room)
 {

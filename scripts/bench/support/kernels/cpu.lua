@@ -162,7 +162,7 @@ function M.cases(t, rows, cols, isa)
     case("cross_entropy_backward" .. name, 2 * size, EXP + 4 + half, "cross_entropy_backward",
       { size == 2 and t.one_half or t.one, a, t.ids, w, lse }, { 1, -100 }, { 0 }, why)
   end
-  case("softmax over rows", 8, EXP + 5, "softmax", { x }, { 0 }, nil, "columns are gathered one at a time")
+  case("softmax over rows", 8, EXP + 5, "softmax", { x }, { 0 }, nil, "three passes over strips of 64 columns; exponentials twice")
   wide("softmax float64", 16, M.NONE, "softmax", { d }, { 1 }, nil, DOUBLE)
   wide("layer_norm float64", 16, 16, "layer_norm", { d, t.w_wide, t.w_wide }, { 1 }, { 1e-5 }, TWICE)
   case("mse_loss", 8, 3, "mse_loss", { x, y }, { 1 })
