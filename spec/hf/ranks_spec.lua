@@ -89,6 +89,28 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end)
 
+    it("reads the weights beside adapters, and writes them after a merge", function()
+      local folder = shared_folder(function() return (folders.make "llama") end)
+      local model = ms.hf.load(folder, { device = "meta" })
+      local lora = ms.nn.lora(model, { target = { "attn.q", "mlp.up" }, rank = 2 })
+      shard(model)
+      ms.hf.load_weights(model)
+      local ids = folders.ids(S)
+      assert.is_true(folders.off(model(ids), folders.cases.llama.logits) < 1e-5)   -- adapters begin with a product of 0
+      assert.is_true(model.model.layers[1].attn.q.lora_A:full_tensor():abs():max():item() > 0)
+      local ok, err = pcall(ms.hf.save, model, folder .. "/out")
+      assert.is_false(ok)
+      assert.is_truthy(err:find("the model has 'model.layers.1.attn.q.lora_A', which its architecture lacks", 1, true), err)
+      ms.no_grad(function() model.model.layers[1].attn.q.lora_B:fill_(0.1) end)
+      local want = model(ids):clone()
+      lora:merge()
+      ms.hf.save(model, folder .. "/out")
+      dist.barrier()
+      assert.is_true((ms.hf.load(folder .. "/out")(ids) - want):abs():max():item() < 1e-5)
+      dist.barrier()
+      if rank == 0 then process.remove_folder(folder) end
+    end)
+
     it("raises on every rank what one rank reports", function()
       local folder = shared_folder(function() return (folders.make "llama") end)
       local model = shard(ms.hf.load(folder, { device = "meta" }))

@@ -42,14 +42,16 @@ Config.act = opts.one_of(errors.names(activations))
 local HARMLESS = {}
 for name in ([[
   _attn_implementation _name_or_path add_prefix_space architectures attn_implementation auto_map bad_words_ids
-  begin_suppress_tokens bos_token_id classifier_dropout cls_token_id decoder_start_token_id do_sample dtype
-  encoder_stride eos_token_id finetuning_task forced_bos_token_id forced_decoder_ids forced_eos_token_id
-  gradient_checkpointing id2label init_std initializer_factor initializer_range is_encoder_decoder
-  keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length max_position_embeddings model_type
-  n_ctx num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states
-  output_past pad_token_id prefix problem_type repetition_penalty return_dict sep_token_id suppress_tokens
-  task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
-  transformers_version typical_p unk_token_id use_cache use_return_dict
+  begin_suppress_tokens bos_token_id classifier_dropout cls_token_id decoder_start_token_id directionality
+  do_sample dtype encoder_stride eos_token_id finetuning_task forced_bos_token_id forced_decoder_ids
+  forced_eos_token_id gradient_checkpointing id2label init_std initializer_factor initializer_range
+  is_encoder_decoder is_llama_config keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
+  max_position_embeddings model_type n_ctx num_beam_groups num_beams num_labels num_return_sequences
+  output_attentions output_hidden_states output_past pad_token_id pooler_fc_size pooler_num_attention_heads
+  pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type repetition_penalty return_dict
+  sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+  torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token_id use_cache
+  use_return_dict
 ]]):gmatch "%S+" do
   HARMLESS[name] = true
 end

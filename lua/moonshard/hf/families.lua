@@ -164,9 +164,9 @@ local function gemma(c, act_key)
 end
 
 M.gemma = { architecture = "GemmaForCausalLM", names = LLAMA, options = function(c)
-  local act = c:maybe("hidden_activation", acts) or "gelu_pytorch_tanh"
   local o = gemma(c)
-  o.act = act                                            -- hidden_act says "gelu" in old files, and means this one
+  o.act = c:maybe("hidden_activation", acts) or o.act
+  if o.act == "gelu" then o.act = "gelu_pytorch_tanh" end      -- old files say the one and mean the other
   return o
 end }
 

@@ -11,6 +11,7 @@ local decoder = require "moonshard.hf.decoder"
 local errors = require "moonshard.core.errors"
 local families = require "moonshard.hf.families"
 local folders = require "moonshard.hf.folders"
+local names_of = require "moonshard.hf.names"
 local opts = require "moonshard.core.opts"
 local weights = require "moonshard.hf.weights"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
@@ -77,6 +78,7 @@ local function build(config, o)
   model.config = config.values
   model.family = { architecture = name, names = names or row.names, prefix = row.prefix,
     repeats = row.repeats, text = config.text, dtype = dtype }
+  names_of.remember(model)
   return model:eval()
 end
 

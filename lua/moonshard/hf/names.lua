@@ -30,18 +30,23 @@ function M.to_file(name, pairs_of)
   return name, nil
 end
 
---- What a model has to read or write: each tensor once, in the order of the model.
+--- What a model has to read or write: each tensor once, in the order of the model. Parameters that it did not have
+--- when it was made, such as those of adapters, are in the second list, with the modules that own them.
 ---@param model Module  of ms.hf.load
 ---@return { name: string, file: string, others: string[], t: Tensor, shape: integer[], transposed: boolean }[]
 ---   name: here; file: in files; others: names of the same tensor in files that repeat it
+---@return { name: string, owner: Module }[] added
 function M.entries(model)
   local from_0, list, seen = model:_names_from_0(), {}, {}
-  local own, values = model:_state()
+  local own, values, owners = model:_state()
+  local known, added = model.family.known, {}
   for k, name in ipairs(own) do
     local t = values[k]
     local file, row = M.to_file(from_0[name], model.family.names)
     local e = seen[t]
-    if e then
+    if known and not known[name] then
+      added[#added + 1] = { name = name, owner = owners[k][1] }
+    elseif e then
       e.others[#e.others + 1] = file
     else
       local whole = rawget(t, "_whole_shape") or t.shape
@@ -52,7 +57,15 @@ function M.entries(model)
       seen[t], list[#list + 1] = e, e
     end
   end
-  return list
+  return list, added
+end
+
+--- Remembers the names of a new model's tensors.
+---@param model Module
+function M.remember(model)
+  local known = {}
+  for _, name in ipairs((model:_state())) do known[name] = true end
+  model.family.known = known
 end
 
 return M

@@ -133,6 +133,19 @@ local function read(e, reader)
   end
 end
 
+-- Gives a model on meta memory, and what the files lack its initial values.
+local function make_room(model, added)
+  local is_on_meta = false
+  for _, p in ipairs(model:parameters()) do is_on_meta = is_on_meta or p.device == "meta" end
+  if not is_on_meta then return end
+  model:to_empty(model.family.device or "cpu")
+  local done = {}
+  for _, e in ipairs(added) do
+    if not done[e.owner] then e.owner:reset_parameters() end
+    done[e.owner] = true
+  end
+end
+
 --- Reads the weights of a folder into a model, which may be sharded in any way; what is on meta gets memory first.
 ---@param model Module  of ms.hf.load or ms.hf.create
 ---@param folder string
@@ -142,15 +155,10 @@ function M.load(model, folder)
     local path, readers, where = open(folder)
     local ok, err = pcall(function()
       module.reshard_all(model)
-      local entries = names.entries(model)
+      local entries, added = names.entries(model)
       match(model, entries, path, where)
-      for _, p in ipairs(model:parameters()) do
-        if p.device == "meta" then
-          model:to_empty(model.family.device or "cpu")
-          break
-        end
-      end
       no_grad(function()
+        make_room(model, added)
         for k, e in ipairs(entries) do
           task.report("loading", k - 1, #entries)
           scope.run("load", read, e, where[e.found])
@@ -216,7 +224,13 @@ end
 ---@return table<string, boolean> written  names of the files
 function M.save(model, folder, most, mine)
   module.reshard_all(model)
-  local entries = names.entries(model)
+  local entries, added = names.entries(model)
+  for _, e in ipairs(added) do
+    if not e.owner.lora_merged then
+      errors.raise("hf.save: the model has '%s', which its architecture lacks; of adapters, call merge() first, or save "
+        .. "them alone", e.name)
+    end
+  end
   local parts, total = divide(entries, most)
   local index, written = { metadata = { total_size = total }, weight_map = {} }, {}
   no_grad(function()
