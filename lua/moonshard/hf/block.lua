@@ -50,13 +50,19 @@ M.activations = {
 local function gelu_tanh(x) return F.gelu(x, { approximate = "tanh" }) end
 M.activations.gelu_new, M.activations.gelu_pytorch_tanh = gelu_tanh, gelu_tanh
 
--- RMSNorm with the weight 1 + w, of Gemma.
+-- RMSNorm with the weight 1 + w, of Gemma; in float32, because bfloat16 has no numbers between 1 and 1 + 2^-7.
 local OffsetRMSNorm = nn.RMSNorm:extend "OffsetRMSNorm"
 
 function OffsetRMSNorm:reset_parameters() nn.init.zeros_(self.weight) end
 
 function OffsetRMSNorm:forward(x, residual)
-  return F.rms_norm(x, self.sizes, self.weight + 1, { eps = self.eps, residual = residual })
+  if residual then x = x + residual end
+  local is_half = x.dtype == "bfloat16" or x.dtype == "float16"
+  local y = F.rms_norm(is_half and x:float() or x, self.sizes, (is_half and self.weight:float() or self.weight) + 1,
+    { eps = self.eps })
+  if is_half then y = y:to(x.dtype) end
+  if residual then return y, x end
+  return y
 end
 
 --- A norm over `size` channels.
