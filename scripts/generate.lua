@@ -59,13 +59,12 @@ end
 cli.run("generate", function()
   io.stdout:write(given.prompt or "")
   local between = kind == "tokens" and #(given.prompt or "") > 0
-  text.generate(model, prompt, given.length or 500, {
-    context = c.context, temperature = given.temperature or 0.8, seed = given.seed or 1,
-    each = function(id)                                 -- shows the text while it is generated
-      io.stdout:write(between and " " or "", text.show({ id }, kind))
-      io.stdout:flush()
-      between = kind == "tokens"
-    end,
-  })
+  local temperature = given.temperature or 0.8
+  for id in model:stream(prompt, { max_new_tokens = given.length or 500, temperature = temperature,
+    top_k = temperature > 0 and 0 or nil, seed = given.seed or 1 }) do
+    io.stdout:write(between and " " or "", text.show({ id }, kind))
+    io.stdout:flush()                                   -- shows the text while it is generated
+    between = kind == "tokens"
+  end
   io.stdout:write "\n"
 end, function() return "while generating" end)

@@ -320,10 +320,9 @@ end
 
 local prompt = corpus.kind == "text" and "\n" or "\0"
 local function write_sample(n)
-  local ids = text.generate(model, text.bytes(prompt), n, {
-    context = config.context, temperature = config.temperature, seed = config.seed,
-  })
-  local sample = text.show(ids, corpus.kind)
+  local _, new = model:generate({ text.bytes(prompt) }, { max_new_tokens = n, temperature = config.temperature,
+    top_k = 0, seed = config.seed })
+  local sample = text.show(new[1], corpus.kind)
   run:text("samples", sample)
   return sample
 end

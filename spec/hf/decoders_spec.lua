@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Causal models of Hugging Face's folders: results equal to transformers', and the same file back.
-local cache = require "moonshard.hf.cache"
+local cache = require "moonshard.text.generation.cache"
 local cjson = require "cjson"
 local ms = require "moonshard"
 local folders = require "spec.support.hf_folders"

@@ -23,51 +23,6 @@ describe("known words", function()
   end)
 end)
 
-describe("generate", function()
-  -- A model without weights: after id k comes k + 1 (of 8) or, with a small probability, k + 2.
-  local Next = ms.nn.Module:extend "Next"
-  function Next:forward(ids)
-    self.longest = math.max(self.longest or 0, ids.shape[2])
-    local rows = {}
-    for j, id in ipairs(ids:tolist()[1]) do
-      rows[j] = {}
-      for v = 0, 7 do rows[j][v + 1] = v == (id + 1) % 8 and 2 or v == (id + 2) % 8 and 0 or -1e9 end
-    end
-    return ms.tensor { rows }
-  end
-
-  it("takes the likeliest token at temperature 0", function()
-    assert.are.same({ 4, 5, 6, 7, 0, 1 }, text.generate(Next(), { 3 }, 6, { context = 4, temperature = 0, seed = 1 }))
-  end)
-
-  it("draws by the seed alone, with the model's probabilities", function()
-    local model = Next()
-    local o = { context = 8, temperature = 1, seed = 5 }
-    local a = text.generate(model, { 0 }, 2000, o)
-    ms.rand(7)
-    assert.are.same(a, text.generate(model, { 0 }, 2000, o))
-    assert.are_not.same(a, text.generate(model, { 0 }, 2000, { context = 8, temperature = 1, seed = 6 }))
-    local two, before = 0, 0
-    for _, id in ipairs(a) do
-      local by = (id - before) % 8
-      assert.is_true(by == 1 or by == 2)
-      if by == 2 then two = two + 1 end
-      before = id
-    end
-    assert.is_near(1 / (1 + math.exp(2)), two / 2000, 0.03)
-    assert.is_true(model.longest <= 8)
-    assert.is_true(model.training)
-  end)
-
-  it("leaves no memory behind", function()
-    local model, o = Next(), { context = 8, temperature = 1, seed = 5 }
-    text.generate(model, { 0 }, 5, o)
-    local before = ms.memory_stats("cpu").allocated
-    text.generate(model, { 0 }, 50, o)
-    assert.are.equal(before, ms.memory_stats("cpu").allocated)
-  end)
-end)
-
 describe("a run's folder", function()
   it("writes numbers with 9 digits, or all of them, and what JSON cannot express as null", function()
     local o = { a = 1 / 3, b = 12, c = 0 / 0, d = math.huge, e = 'q"\n\\', f = true, g = { "x", "y" }, h = 2 ^ 52,

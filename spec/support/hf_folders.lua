@@ -28,9 +28,10 @@ local function filled(name, k, shape)
 end
 
 --- The tensors of a case by their names in the file.
-function M.tensors(name)
+---@param cases? table  of another file than hf.json
+function M.tensors(name, cases)
   local sd = {}
-  for k, row in ipairs(M.cases[name].tensors) do sd[row[1]] = filled(row[1], k - 1, row[2]) end
+  for k, row in ipairs((cases or M.cases)[name].tensors) do sd[row[1]] = filled(row[1], k - 1, row[2]) end
   return sd
 end
 
@@ -40,13 +41,13 @@ function M.wave(k, shape)
 end
 
 --- Writes a case's folder, with changes to its config.json; returns its path.
-function M.make(name, changes)
-  local case, folder = M.cases[name], process.temp_folder()
+function M.make(name, changes, cases)
+  local case, folder = (cases or M.cases)[name], process.temp_folder()
   local config = {}
   for key, value in pairs(case.config) do config[key] = value end
   for key, value in pairs(changes or {}) do config[key] = value end
   process.write(folder .. "/config.json", cjson.encode(config))
-  ms.save(folder .. "/model.safetensors", M.tensors(name), { metadata = { format = "pt" } })
+  ms.save(folder .. "/model.safetensors", M.tensors(name, cases), { metadata = { format = "pt" } })
   return folder, case
 end
 

@@ -5,7 +5,7 @@
 --- A block is called with the stream x [B, T, C] and a table that the model makes once a forward:
 ---   see            what self-attention attends to: { is_causal, attn_mask }
 ---   turns          cosines and sines of the positions (rotary.lua); nil without rotary positions
----   cache          holds the keys and values of earlier calls (cache.lua); nil without
+---   cache          holds the keys and values of earlier calls (text/generation/cache.lua); nil without
 ---   memory         what cross-attention attends to, [B, S, C]; memory_seen: as `see`
 -- Sizes: B batch, T queries, S keys, C channels (dim), H heads, K heads of keys and values, D channels of a head.
 require "moonshard.autograd.methods"
@@ -133,7 +133,7 @@ function Attention:forward(x, call)
     q, k, v = project(self, x)
     if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
     if call.turns then q, k = rotary.turn(q, call.turns), rotary.turn(k, call.turns) end
-    if call.cache then k, v = call.cache:update(self.layer, k, v) end
+    if call.cache then k, v = call.cache:update(self.layer, k, v, self.window) end
   end
   local mask, S, causal = see.attn_mask, k:size(3), see.is_causal
   -- A cache may have left the oldest keys out.

@@ -14,11 +14,13 @@
 ---                   the left, give the number of tokens before each one
 ---   segments        int64 [B, S]: the document of each position, in sequences that are packed from several; no position
 ---                   attends to another document, and `positions` count within each
----   cache           an object like that of cache.lua, which describes what it must do; the model adds T to its length
+---   cache           an object like that of text/generation/cache.lua, which describes what it must do; the model adds
+---                   T to its length
 ---   labels          int64 [B, T], as of transformers: the mean loss is returned instead of logits
 ---   last            logits of this many last positions only
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local generation = require "moonshard.text.generation"
 local block = require "moonshard.hf.block"
 local masks = require "moonshard.hf.masks"
 local nn = require "moonshard.nn"
@@ -87,7 +89,7 @@ function CausalLM:init(o)
   self.model = Decoder(o)
   self.lm_head = nn.Linear(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
   if o.tied then self.lm_head.weight = self.model.embed.weight end
-  self.softcap, self.name = o.final_softcap, o.name
+  self.softcap, self.name, self.context = o.final_softcap, o.name, o.learned
 end
 
 local function logits_of(self, x)
@@ -122,5 +124,18 @@ function CausalLM:forward(ids, given)
   if not self.softcap then return nn.F.linear_cross_entropy(x, self.lm_head.weight, targets:contiguous()) end
   return nn.F.cross_entropy(logits_of(self, x):flatten(1, 2), targets:reshape(-1))
 end
+
+--- Generates tokens after those given: text.generate of this model.
+---@param ids Tensor|integer[][]  int64 [T] or [B, T], padded on the left; or a list of token lists
+---@param given? GenerateOptions  the options of text.generate
+---@return Tensor ids  int64, the given tokens and the new ones
+---@return integer[][] new  the new tokens of each row
+function CausalLM:generate(ids, given) return generation.generate(self, ids, given) end
+
+--- Generates one text, token by token: text.stream of this model.
+---@param ids Tensor|integer[]  int64 [T] or [1, T], or a list of tokens
+---@param given? GenerateOptions  the options of text.generate
+---@return fun(): integer?
+function CausalLM:stream(ids, given) return generation.stream(self, ids, given) end
 
 return { CausalLM = CausalLM, Decoder = Decoder }

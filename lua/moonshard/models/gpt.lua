@@ -1,22 +1,26 @@
 -- SPDX-License-Identifier: MIT
 --- GPT: decoder-only transformer, pre-norm, causal. Each block is a separate module, so that fully_shard can make it a
 --- unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`. `gpt(ids)` returns logits [B, T, vocab];
---- `gpt(ids, targets)` returns the mean cross-entropy.
+--- `gpt(ids, targets)` returns the mean cross-entropy; `gpt:generate(ids, opts)` continues texts.
 -- Sizes: B batch, T time, C channels (dim), H heads, D = C / H.
 require "moonshard.autograd.methods"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local gelu_mlp = require "moonshard.nn.ops".gelu_mlp
+local generation = require "moonshard.text.generation"
+local masks = require "moonshard.hf.masks"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
+local is_tensor = require("moonshard.tensor").is_tensor
+local where = require("moonshard.tensor.ops").where
 
 ---@class CausalSelfAttention: Module
 local Attention = nn.Module:extend("CausalSelfAttention")
 
 function Attention:init(o)
   local kind = { bias = o.bias, dtype = o.dtype, device = o.device }
-  self.heads, self.dropout = o.heads, o.dropout
+  self.heads, self.dropout, self.layer = o.heads, o.dropout, o.layer
   self.qkv = nn.Linear(o.dim, 3 * o.dim, kind)
   self.proj = nn.Linear(o.dim, o.dim, kind)
   if o.distance then self:register_buffer("distance", o.distance, { persistent = false }) end
@@ -24,14 +28,20 @@ end
 
 local CAUSAL = { is_causal = true }
 
-function Attention:forward(x)
+-- call: nil, or what the positions attend to, and the cache (hf/masks.lua).
+function Attention:forward(x, call)
   local q, k, v = nn.F.split_heads(self.qkv(x), self.heads)
-  local mask, T = self.distance, x:size(2)
-  if mask and T < mask:size(2) then mask = mask:narrow(2, 1, T):narrow(3, 1, T) end
+  if call and call.cache then k, v = call.cache:update(self.layer, k, v) end
+  local mask, T, S = self.distance, x:size(2), k:size(3)
+  if mask and T < mask:size(2) then mask = mask:narrow(2, S - T + 1, T):narrow(3, 1, S) end
   local p = self.training and self.dropout or 0
-  local y = nn.F.scaled_dot_product_attention(q, k, v,
-    (mask or p > 0) and { attn_mask = mask, is_causal = true, dropout_p = p } or CAUSAL)
-  return self.proj(nn.F.merge_heads(y))
+  local seen = call and call.attn_mask
+  if seen then mask = mask and where(seen, mask, -1e9) or seen end
+  local o = CAUSAL
+  if mask or p > 0 or call then
+    o = { attn_mask = mask, is_causal = true, causal_offset = S > T and S - T or nil, dropout_p = p }
+  end
+  return self.proj(nn.F.merge_heads(nn.F.scaled_dot_product_attention(q, k, v, o)))
 end
 
 function Attention:extra_repr() return errors.count(self.heads, "head") .. ", causal" end
@@ -51,8 +61,8 @@ function Block:init(o)
 end
 
 -- Returns the input of the mlp, norm(h), and h = x + attention(norm(x)).
-local function attend(self, x)
-  local part = self.attn(self.attn_norm(x))
+local function attend(self, x, call)
+  local part = self.attn(self.attn_norm(x), call)
   if self.drop then part = self.drop(part) end
   return self.mlp_norm(part, x)
 end
@@ -69,8 +79,8 @@ local function call_mlp(mlp, x)
 end
 
 -- The first half has its own scope: its intermediate results are released before the second half allocates memory.
-function Block:forward(x)
-  local y, h = scope.run("attention", attend, self, x)
+function Block:forward(x, call)
+  local y, h = scope.run("attention", attend, self, x, call)
   y = call_mlp(self.mlp, y)
   if self.drop then y = self.drop(y) end
   return h + y
@@ -126,14 +136,16 @@ function GPT:init(given)
   end
   if o.layers > 2 ^ 16 then errors.raise("GPT: option 'layers' is %g, expected at most 65536", o.layers) end
   local kind = { dtype = o.dtype, device = o.device }
-  self.config = o
+  self.config, self.context = o, o.context
   self.token = nn.Embedding(o.vocab, o.dim, kind)
   local distance
   if o.position == "alibi" then distance = distances(o, o.device) else self.position = nn.Embedding(o.context, o.dim,
     kind) end
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
   self.blocks = nn.Sequential {}
-  for _ = 1, o.layers do self.blocks:append(Block(setmetatable({ distance = distance }, { __index = o }))) end
+  for k = 1, o.layers do
+    self.blocks:append(Block(setmetatable({ layer = k, distance = distance }, { __index = o })))
+  end
   self.norm = nn.LayerNorm(o.dim, { bias = o.bias, dtype = o.dtype, device = o.device })
   self.head = Head(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
   if o.tie then self.head.weight = self.token.weight end
@@ -165,16 +177,42 @@ function GPT:adapters(rank)
   return nn.lora(self, { target = { "attn.qkv", "attn.proj", "mlp%.%d" }, rank = rank, alpha = 2 * rank })
 end
 
-function GPT:forward(ids, targets)
+local options = { cache = opts.any, attention_mask = opts.any, positions = opts.any, last = opts.whole_from(1) }
+
+---@param ids Tensor  int64 [B, T]
+---@param given? Tensor|{ cache: table, attention_mask: Tensor, positions: Tensor, last: integer }  targets [B, T], or
+---   options: cache: keys and values of earlier calls; attention_mask: [B, S], 0 where a sequence is padded; positions:
+---   int64 [T] or [B, T]; last: logits of so many last positions
+---@return Tensor  logits [B, T, vocab], or the mean loss []
+function GPT:forward(ids, given)
   if ids.ndim ~= 2 then errors.raise("GPT: ids have shape %s, expected [B, T]", tostring(ids.shape)) end
-  local T = ids:size(2)
-  local o = self.config
-  if T > o.context then errors.raise("GPT: %d positions are more than the context of %d", T, o.context) end
+  local B, T, past, call = ids:size(1), ids:size(2), 0, nil
+  local o, targets = self.config, is_tensor(given) and given or nil
+  given = targets and {} or opts("GPT", given, options)
+  local cache = given.cache
+  if cache then past = cache.length end
+  if past + T > o.context then errors.raise("GPT: %d positions are more than the context of %d", past + T, o.context) end
+  if cache or given.attention_mask then
+    call = masks.causal { B = B, T = T, S = past + T, attention_mask = given.attention_mask, who = "GPT" }
+    call.cache = cache
+  end
   local x = self.token(ids)
-  if self.position then x = x + self.position(create.arange(0, T, { dtype = "int64", device = ids.device })) end
+  if self.position then
+    x = x + self.position(given.positions or create.arange(past, past + T, { dtype = "int64", device = ids.device }))
+  end
   if self.drop then x = self.drop(x) end
-  return self.head(self.norm(self.blocks(x)), targets)
+  if call then
+    for _, block in ipairs(self.blocks) do x = block(x, call) end
+  else
+    x = self.blocks(x)
+  end
+  if cache then cache.length = past + T end
+  x = self.norm(x)
+  if given.last then x = x:narrow(2, T - given.last + 1, given.last) end
+  return self.head(x, targets)
 end
+
+GPT.generate, GPT.stream = generation.generate, generation.stream
 
 function GPT:extra_repr()
   local o = self.config

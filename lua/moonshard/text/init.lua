@@ -6,6 +6,7 @@
 require "moonshard.text.chat"                           -- adds methods
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.text.files"
+local generation = require "moonshard.text.generation"
 local train = require "moonshard.text.train"
 
 local M = {}
@@ -27,5 +28,7 @@ function M.tokenizer(path, given) return files.open(path, given) end
 ---@param given { vocab_size: integer, special_tokens: string[], pattern: string }  vocab_size: number of tokens, at least 256 and the special ones; special_tokens: come first, and are one token wherever they occur; pattern: "gpt2" (default), "llama3", "qwen2", "cl100k", "o200k" or a regular expression that divides text into words
 ---@return TextTokenizer
 function M.train_bpe(texts, given) return train.bpe(texts, given) end
+
+M.generate, M.stream = generation.generate, generation.stream
 
 return errors.closed(M, "text")

@@ -265,6 +265,10 @@ local function compare_options(entry)
   if not a or not entry.options then return end
   local documented, faults = {}, {}
   for _, name in ipairs(entry.arguments) do
+    -- The options of another function, which has their descriptions.
+    if a.params[name] and a.params[name].type == "GenerateOptions" then return end
+  end
+  for _, name in ipairs(entry.arguments) do
     local kind = a.params[name] and a.params[name].type:gsub("TensorOptions", tensor_options):match "^[^{]*{%s*(.-)%s*}$"
     local fields, names = annotations.fields_of(kind or ""), {}
     for _, p in ipairs(fields) do documented[p.name], names[p.name] = true, true end

@@ -329,7 +329,7 @@ return {
     file = "hf", title = "hf", intro = "Models of Hugging Face's folders, in and out.",
     sections = {
       section("Functions", "hf.", ms.hf),
-      section("Methods of HFCausalLM", "HFCausalLM:", methods_of(causal_model), "forward"),
+      section("Methods of HFCausalLM", "HFCausalLM:", methods_of(causal_model), "forward generate stream"),
     },
   },
   {

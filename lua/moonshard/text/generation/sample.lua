@@ -1,0 +1,142 @@
+-- SPDX-License-Identifier: MIT
+--- Choosing the next token by its logits: the processors of transformers in their order, which is repetition penalty,
+--- temperature, top_k, top_p, min_p. All filters keep a token if its probability reaches a threshold, which is found
+--- without sorting, as in a radix sort. Rows are chosen one by one on the CPU, so that a row's tokens do not depend on
+--- the batch.
+local bit = require "bit"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local raw = require "moonshard.data.raw"
+local band, rshift, lshift = bit.band, bit.rshift, bit.lshift
+local ffi, lib = engine.ffi, engine.lib
+
+local M = {}
+
+-- The 31 bits of a float that is not negative are ordered as the floats are: three digits, the highest first.
+local DIGITS = { { shift = 21, width = 10 }, { shift = 10, width = 11 }, { shift = 0, width = 10 } }
+local sums = ffi.new "double[2048]"
+
+-- Among the n values that are at least `floor`: the largest threshold so that those which reach it weigh `target`, and
+-- the weight of those above it. `q`: weights; nil: each value weighs 1. Thresholds are compared as bits.
+local function threshold(bits, q, n, floor, target)
+  local prefix, above = 0, 0
+  for _, digit in ipairs(DIGITS) do
+    local shift, width = digit.shift, digit.width
+    local last, rest = lshift(1, width) - 1, shift + width
+    ffi.fill(sums, ffi.sizeof(sums))
+    for i = 0, n - 1 do
+      local b = bits[i]
+      if b >= floor and (rest == 31 or rshift(b, rest) == prefix) then
+        local d = band(rshift(b, shift), last)
+        sums[d] = sums[d] + (q and q[i] or 1)
+      end
+    end
+    local d, lowest = last, 0
+    while d > 0 and above + sums[d] < target do
+      if sums[d] > 0 then lowest = d end
+      above, d = above + sums[d], d - 1
+    end
+    -- By rounding, all values together can weigh less than the target.
+    if above + sums[d] < target or sums[d] == 0 then d, above = lowest, above - sums[lowest] end
+    prefix = lshift(prefix, width) + d
+  end
+  return prefix, above
+end
+
+-- The number of values at the threshold `at` that are kept, the first ones, so that all that are kept weigh `target`.
+local function ties(value, above, target) return math.max(1, math.ceil((target - above) / value - 1e-9)) end
+
+local as_float = ffi.new "union { int32_t bits; float value; }"
+
+--- A token of a row, drawn from what the filters keep.
+---@param q ffi.cdata*  float[n], the probabilities of all tokens
+---@param n integer
+---@param o { top_k: integer, top_p: number, min_p: number }
+---@param u number  in [0, 1]: which token is drawn
+---@return integer? id  from 0; nil if the numbers are not finite
+function M.draw(q, n, o, u)
+  local bits, total, best = ffi.cast("int32_t *", q), 0, 0
+  for i = 0, n - 1 do
+    total = total + q[i]
+    if bits[i] > best then best = bits[i] end
+  end
+  if not (total > 0 and total < math.huge) then return nil end
+  local floor, allowed = 0, n
+  if o.top_k > 0 and o.top_k < n then
+    floor = threshold(bits, nil, n, floor, o.top_k)
+    total = 0
+    for i = 0, n - 1 do
+      if bits[i] >= floor then total = total + q[i] end
+    end
+  end
+  if o.top_p < 1 then
+    local target = math.max(o.top_p * total, 1e-30)
+    local at, above = threshold(bits, q, n, floor, target)
+    floor, as_float.bits = at, at
+    allowed = ties(as_float.value, above, target)
+  end
+  if o.min_p > 0 then
+    as_float.bits = best
+    as_float.value = o.min_p * as_float.value
+    if as_float.bits > floor then floor, allowed = as_float.bits, n end
+  end
+  -- Tokens above the floor, and as many at the floor as are allowed.
+  local kept, left = 0, allowed
+  for i = 0, n - 1 do
+    if bits[i] > floor then
+      kept = kept + q[i]
+    elseif bits[i] == floor and left > 0 then
+      kept, left = kept + q[i], left - 1
+    end
+  end
+  local sum, id = 0, nil
+  left, u = allowed, u * kept
+  for i = 0, n - 1 do
+    if bits[i] > floor or bits[i] == floor and left > 0 then
+      if bits[i] == floor then left = left - 1 end
+      if q[i] > 0 then id = i end
+      sum = sum + q[i]
+      if sum > u then break end
+    end
+  end
+  return id
+end
+
+--- Changes the scores of a row's tokens as its repetition penalty says (Keskar et al. 2019).
+---@param scores ffi.cdata*  float[n]
+---@param row integer[]  the tokens so far, from 0
+---@param penalty number
+function M.penalize(scores, row, penalty)
+  local seen = {}
+  for _, id in ipairs(row) do
+    if not seen[id] then
+      seen[id] = true
+      scores[id] = scores[id] < 0 and scores[id] * penalty or scores[id] / penalty
+    end
+  end
+end
+
+--- The next token of each row.
+---@param logits Tensor  float32 [rows, V] on the CPU, may be overwritten
+---@param rows { ids: integer[], sample: integer }[]  sample: number of the row among those of the same text, from 0
+---@param o table  options of generate
+---@return integer[]
+function M.choose(logits, rows, o)
+  local V = logits:size(2)
+  if o.repetition_penalty ~= 1 then
+    local data = ffi.cast("float *", lib.ms_data_ptr(logits.id))
+    for r, row in ipairs(rows) do M.penalize(data + (r - 1) * V, row.ids, o.repetition_penalty) end
+  end
+  if not o.do_sample then return logits:argmax(2):tolist() end
+  local held, data = raw.contiguous((o.temperature == 1 and logits or logits / o.temperature):softmax(2))
+  local q, out = ffi.cast("float *", data), {}
+  for r, row in ipairs(rows) do
+    -- A random number follows from the seed, the number of tokens before it, and the number of the sample.
+    out[r] = M.draw(q + (r - 1) * V, V, o, lib.ms_hash_share(o.seed, #row.ids, 3 + row.sample))
+    if not out[r] then errors.raise("%s: the logits of row %d are not finite", o.who, r) end
+  end
+  held:release()
+  return out
+end
+
+return M

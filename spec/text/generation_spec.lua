@@ -1,0 +1,228 @@
+-- SPDX-License-Identifier: MIT
+--- Generated tokens: those of transformers, and what they do not depend on.
+local folders = require "spec.support.hf_folders"
+local golden = require "spec.support.golden"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+
+local cases, S = golden.load "generation", 8
+local NONE = {}
+
+local function model_of(name)
+  local folder = folders.make(name, nil, cases)
+  local model = ms.hf.load(folder)
+  process.remove_folder(folder)
+  return model, cases[name]
+end
+
+-- The new tokens of a result, padded as transformers pads them.
+local function tail(ids) return ids:narrow(2, S + 1, ids:size(2) - S):tolist() end
+
+describe("generate", function()
+  local mask = ms.ones({ 2, S }, { dtype = "int64" })
+  mask:narrow(1, 1, 1):narrow(2, 1, 3):zero_()
+
+  for name in ms.sorted_pairs(cases) do
+    it("gives the tokens of transformers: " .. name, function()
+      local model, case = model_of(name)
+      local runs = {
+        greedy = { max_new_tokens = 50 },
+        penalty = { max_new_tokens = 30, repetition_penalty = 1.4 },
+        beams = { num_beams = 4 },
+        beams_end = { num_beams = 4, eos_token_id = case.eos, num_return_sequences = 3 },
+        beams_early = { num_beams = 4, eos_token_id = { case.eos }, early_stopping = true, length_penalty = 0.5 },
+        beams_never = { num_beams = 4, eos_token_id = case.eos, early_stopping = "never", length_penalty = 2 },
+        beams_penalty = { num_beams = 3, repetition_penalty = 1.3 },
+        padded = { attention_mask = mask },
+        padded_beams = { max_new_tokens = 12, num_beams = 3, attention_mask = mask },
+      }
+      for run, o in ms.sorted_pairs(runs) do
+        o.eos_token_id, o.pad_token_id = o.eos_token_id or NONE, 31
+        assert.are.same(case.texts[run], tail(model:generate(folders.ids(S), o)), run)
+      end
+      -- The same without a cache.
+      local o = { max_new_tokens = 12, eos_token_id = NONE, use_cache = false }
+      local _, new = model:generate(folders.ids(S), o)
+      for r, row in ipairs(new) do assert.are.same({ unpack(case.texts.greedy[r], 1, 12) }, row) end
+    end)
+  end
+end)
+
+-- After id k comes k + 1 (of 8) or, with a small probability, k + 2; whatever the cache.
+local Next = ms.nn.Module:extend "Next"
+
+function Next:forward(ids, given)
+  self.longest = math.max(self.longest or 0, ids:size(2))
+  if self.fails then error "no" end
+  if given and given.cache then given.cache.length = given.cache.length + ids:size(2) end
+  local rows = ids:unsqueeze(3):repeat_interleave(8, 3)
+  local by = (ms.arange(8) - rows):remainder(8)
+  local logits = ms.full({ ids:size(1), ids:size(2), 8 }, -1e9):masked_fill(by:eq(1), 2):masked_fill(by:eq(2), 0)
+  return given and given.last and logits:narrow(2, ids:size(2), 1) or logits
+end
+
+local generate = ms.text.generate
+
+describe("generate", function()
+  it("takes the likeliest token, also of models that take ids alone", function()
+    for _, o in ipairs { {}, { use_cache = false }, { temperature = 0 } } do
+      o.max_new_tokens = 6
+      local ids, new = generate(Next(), ms.tensor({ 3 }, { dtype = "int64" }), o)
+      assert.are.same({ 3, 4, 5, 6, 7, 0, 1 }, ids:tolist())
+      assert.are.same({ { 4, 5, 6, 7, 0, 1 } }, new)
+    end
+  end)
+
+  it("draws by the seed alone, with the model's probabilities", function()
+    local model = Next()
+    local o = { max_new_tokens = 2000, temperature = 1, seed = 5 }
+    local _, a = generate(model, { { 0 } }, o)
+    ms.rand(7)
+    local _, b = generate(model, { { 0 } }, o)
+    assert.are.same(a, b)
+    local _, c = generate(model, { { 0 } }, { max_new_tokens = 2000, do_sample = true, seed = 6 })
+    assert.are_not.same(a, c)
+    local two, before = 0, 0
+    for _, id in ipairs(a[1]) do
+      local by = (id - before) % 8
+      assert.is_true(by == 1 or by == 2)
+      if by == 2 then two = two + 1 end
+      before = id
+    end
+    assert.is_near(1 / (1 + math.exp(2)), two / 2000, 0.03)
+    -- Without a seed, the numbers are those of the generator.
+    ms.manual_seed(3)
+    local _, d = generate(model, { { 0 } }, { do_sample = true })
+    local _, e = generate(model, { { 0 } }, { do_sample = true })
+    ms.manual_seed(3)
+    local _, f = generate(model, { { 0 } }, { do_sample = true })
+    assert.are.same(d, f)
+    assert.are_not.same(d, e)
+  end)
+
+  it("draws a row as it does alone, and each sample of a text by its own numbers", function()
+    local model = model_of "mistral"
+    local o = { do_sample = true, temperature = 2, top_k = 20, top_p = 0.9, seed = 11, eos_token_id = NONE }
+    local texts = { { 3, 4, 5, 6, 7 }, { 9 }, { 1, 2, 3 } }
+    local _, all = generate(model, texts, o)
+    for r, text in ipairs(texts) do
+      local _, one = generate(model, { text }, o)
+      assert.are.same(one[1], all[r])
+    end
+    local ids = model:generate(texts, { max_new_tokens = 1, pad_token_id = 8 })
+    assert.are.same({ 8, 8, 8, 8, 9 }, { unpack(ids:tolist()[2], 1, 5) })
+    o.num_return_sequences = 3
+    local _, many = generate(model, texts, o)
+    assert.are.equal(9, #many)
+    for r = 1, 3 do
+      assert.are.same(all[r], many[3 * r - 2])
+      assert.are_not.same(many[3 * r - 2], many[3 * r - 1])
+      assert.are_not.same(many[3 * r - 1], many[3 * r])
+    end
+  end)
+
+  it("restores the model's modes, also after an error", function()
+    local model = ms.nn.Sequential(Next(), ms.nn.Dropout(0.1))
+    model[2]:eval()
+    generate(model, { { 0 } }, { use_cache = false })
+    assert.are.same({ true, true, false }, { model.training, model[1].training, model[2].training })
+    model[1].fails = true
+    assert.has_error(function() generate(model, { { 0 } }, { use_cache = false }) end)
+    assert.are.same({ true, true, false }, { model.training, model[1].training, model[2].training })
+    assert.is_true(ms.is_grad_enabled())
+  end)
+
+  it("needs the memory of its cache, and leaves none behind", function()
+    local model = model_of "llama"
+    local o = { max_new_tokens = 5, do_sample = true, eos_token_id = NONE }
+    local function after()
+      generate(model, { { 0 } }, o)
+      collectgarbage()
+      collectgarbage()
+      return ms.memory_stats("cpu").allocated
+    end
+    local before = after()
+    o.max_new_tokens = 200
+    assert.are.equal(before, after())
+  end)
+end)
+
+describe("stream", function()
+  it("gives the tokens of generate, one by one", function()
+    local model = model_of "gemma2"
+    for _, o in ipairs { { max_new_tokens = 9, eos_token_id = NONE }, { temperature = 1.5, seed = 2 } } do
+      local _, new = model:generate({ { 5, 6, 7 } }, o)
+      local list = {}
+      for id in model:stream({ 5, 6, 7 }, o) do list[#list + 1] = id end
+      assert.are.same(new[1], list)
+    end
+  end)
+end)
+
+describe("the filters of sampling", function()
+  local sample = require "moonshard.text.generation.sample"
+  local raw = require "moonshard.data.raw"
+  local ffi = require "ffi"
+
+  -- The tokens that plain formulas keep, the likeliest ones first.
+  local function kept(p, o)
+    local order, out, mass = {}, {}, 0
+    for k = 1, #p do order[k] = k end
+    table.sort(order, function(a, b) return p[a] > p[b] or p[a] == p[b] and a < b end)
+    local least = o.top_k > 0 and p[order[math.min(o.top_k, #p)]] or 0
+    for _, k in ipairs(order) do
+      if p[k] >= least then
+        out[#out + 1] = k
+        mass = mass + p[k]
+      end
+    end
+    local sum, n = 0, 0
+    while n < #out and (n == 0 or sum < o.top_p * mass - 1e-12) do
+      n = n + 1
+      sum = sum + p[out[n]]
+    end
+    local list = {}
+    for k = 1, n do
+      if p[out[k]] >= o.min_p * p[order[1]] then list[#list + 1] = out[k] - 1 end
+    end
+    table.sort(list)
+    return list
+  end
+
+  local shapes = {
+    peaked = function(k, n) return math.exp(-k * 20 / n) end,
+    flat = function() return 1 end,
+    steps = function(k) return 2 ^ -math.floor(k / 30) end,
+    random = function(k) return ((k * 7919) % 1009 + 1) / 1009 end,
+  }
+  for shape, value in ms.sorted_pairs(shapes) do
+    it("keep the tokens of the plain formulas: " .. shape, function()
+      for _, n in ipairs { 1, 2, 33, 500 } do
+        local p = {}
+        for k = 1, n do p[k] = value(k, n) end
+        local held, data = raw.contiguous(ms.tensor(p, { dtype = "float32" }))
+        p = held:tolist()
+        for _, o in ipairs { { top_k = 0, top_p = 1, min_p = 0 }, { top_k = 5, top_p = 1, min_p = 0 },
+          { top_k = 0, top_p = 0.6, min_p = 0 }, { top_k = 40, top_p = 0.5, min_p = 0 },
+          { top_k = 0, top_p = 1, min_p = 0.3 },
+          { top_k = 30, top_p = 0.9, min_p = 0.25 }, { top_k = 1, top_p = 0, min_p = 1 } } do
+          local want, seen, list = kept(p, o), {}, {}
+          -- Each token that is kept has a part of the numbers from 0 to 1.
+          local total = 0
+          for _, id in ipairs(want) do total = total + p[id + 1] end
+          local at = 0
+          for _, id in ipairs(want) do
+            local u = (at + p[id + 1] / 2) / total
+            at = at + p[id + 1]
+            local got = sample.draw(ffi.cast("float *", data), n, o, u)
+            if not seen[got] then list[#list + 1] = got end
+            seen[got] = true
+          end
+          assert.are.same(want, list)
+          assert.are.equal(want[1], sample.draw(ffi.cast("float *", data), n, o, 0))
+          assert.are.equal(want[#want], sample.draw(ffi.cast("float *", data), n, o, 1))
+        end
+      end
+    end)
+  end
+end)
