@@ -457,6 +457,7 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(random)       \
     X(reduce)       \
     X(product_rows) \
+    X(int8_rows)    \
     X(rows)         \
     X(loss)         \
     X(mse)          \

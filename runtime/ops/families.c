@@ -9,6 +9,7 @@
     X(views) \
     X(reduce) \
     X(product) \
+    X(int8) \
     X(norm) \
     X(mlp) \
     X(batch_norm) \

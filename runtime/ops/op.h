@@ -87,7 +87,8 @@ struct ms_op {
     bool (*prepare)(ms_call *c, ms_prepared *p);
     // Sample inputs for the generic specs, separated by ';'. A sample is a list of blank-separated words:
     //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9), p in (0.05, 0.95); [3,4]a above 1;
-    //   [3,3]s symmetric, positive-definite; [3]i5 int64 ids in [0,5); [3,4]b bool; - absent;  i=1,2 integers; f=0.5,1
+    //   [3,3]s symmetric, positive-definite; [3]i5 int64 ids in [0,5); [3,4]b bool; [3,4]q int8;
+    //   [3]c float32 in (0.002, 0.02) that gets no gradient; - absent;  i=1,2 integers; f=0.5,1
     //   numbers.
     const char *samples;
     const char *doc;  // a line of documentation for the method, or NULL

@@ -325,7 +325,7 @@ for _, op in ipairs(tested) do
         local inputs = {}
         for k, input in ipairs(sample.inputs) do
           inputs[k] = input.absent and 0 or samples.tensor(samples.is_float(input) and E.MS_F32
-            or input.kind == "i" and E.MS_I64 or E.MS_BOOL, input.shape, values[k])
+            or samples.fixed_dtype[input.kind], input.shape, values[k])
         end
         lib.ms_set_requires_grad(inputs[1], 1)
         local out, code = samples.call(op.op, inputs, sample.i, sample.f)

@@ -289,9 +289,9 @@ describe("errors of nn.lora", function()
   end)
 
   it("say what a pattern chooses instead, and that nothing changed", function()
-    assert.are.equal("lora: target '2' matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own; no layer that an earlier pattern matches); it matches '2', a Tanh",
+    assert.are.equal("lora: target '2' matches no layer that can have adapters (Linear, Int8Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own; no layer that an earlier pattern matches); it matches '2', a Tanh",
       said { target = { "1", "2" } })
-    assert.are.equal("lora: target 'qkv' matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)",
+    assert.are.equal("lora: target 'qkv' matches no layer that can have adapters (Linear, Int8Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own)",
       said { target = "qkv" })
     local encoder = nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 })
     assert.truthy(said({ target = "self_attn" }, encoder):find(

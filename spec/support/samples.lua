@@ -22,7 +22,7 @@ end
 local function parse(text)
   local sample = { text = text, inputs = {}, i = {}, f = {} }
   for word in text:gmatch "%S+" do
-    local shape, kind, high = word:match "^%[([%d,]*)%]([+aupibs]?)(%d*)$"
+    local shape, kind, high = word:match "^%[([%d,]*)%]([+aupibsqc]?)(%d*)$"
     if word == "-" then
       table.insert(sample.inputs, { absent = true })
     elseif word:find "^i=" then
@@ -127,6 +127,10 @@ function samples.values(sample, salt)
         x = math.floor(uniform() * input.high)
       elseif input.kind == "b" then
         x = uniform() < 0.5 and 0 or 1
+      elseif input.kind == "q" then
+        x = math.floor(255 * uniform()) - 127
+      elseif input.kind == "c" then
+        x = short(0.002 + 0.018 * uniform())
       else
         local tries = 0
         repeat
@@ -260,6 +264,9 @@ local function is_float(input)
     or input.kind == "p" or input.kind == "s")
 end
 samples.is_float = is_float
+-- The dtypes of the other kinds.
+local fixed_dtype = { i = E.MS_I64, b = E.MS_BOOL, q = E.MS_I8, c = E.MS_F32 }
+samples.fixed_dtype = fixed_dtype
 
 --- Runs a backward to its end; there must be no hooks.
 function samples.backward(roots, grads)
@@ -302,7 +309,7 @@ function samples.evaluate(op, sample, opts)
   lib.ms_rng_set(7, 0)
   for k, input in ipairs(sample.inputs) do
     local shape = opts.shapes and opts.shapes[k] or input.shape
-    local kind = is_float(input) and dtype or input.kind == "i" and E.MS_I64 or E.MS_BOOL
+    local kind = is_float(input) and dtype or fixed_dtype[input.kind]
     local need = opts.need and is_float(input) and (opts.need == true or opts.need[k])
     if input.absent then
       inputs[k] = 0

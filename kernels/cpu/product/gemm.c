@@ -8,8 +8,8 @@
 // of A (one with AVX-512, where it stays in the first-level cache) passes along all panels of B before the next. (The
 // opposite order, one panel of B against all of A, reads both from the second-level cache and is 13 % slower.) Strides
 // that are powers of two, which cause conflicts in caches and TLBs, are met only while packing, or where A is read in
-// place (FEW). Half types are converted while packing, accumulate in float32 and are rounded once at the end. The order
-// in which an element of C is summed depends neither on the number of threads nor on the tiles.
+// place (FEW). Half types and int8 are converted while packing; their sums are float32, rounded once at the end. The
+// order in which an element of C is summed depends neither on the number of threads nor on the tiles.
 //
 // Built with -ffp-contract=fast, as tiles.c.
 #include <unistd.h>
@@ -55,14 +55,15 @@ typedef struct gemm_work {
     int64_t j0, nc, p0, kc;       // packed columns of B: first and number; current depth: first and length
     struct {
         int64_t j, nc, p, kc;
-    } then;                  // the block computed next; nc is 0 if there is none or several threads share the work
-    int64_t mc, cols;        // rows and columns of a task
-    int64_t pack;            // columns that a packing task packs
-    bool half, first, last;  // half: half types; first, last: the current depth is the first, the last
-    bool pack_a;             // A is packed; otherwise its rows are read in place
-    bool fused;              // B is packed while the first rows are computed
-    char *b, *a;             // packed panels, stored consecutively
-    float *sums;  // half types: float32 sums of mb rows; if k is one block deep, sums of one panel per thread
+    } then;            // the block computed next; nc is 0 if there is none or several threads share the work
+    int64_t mc, cols;  // rows and columns of a task
+    int64_t pack;      // columns that a packing task packs
+    bool converts;     // A or B is of a half type or int8: its panels, and the sums, are float32
+    bool first, last;  // the current depth is the first, the last
+    bool pack_a;       // A is packed; otherwise its rows are read in place
+    bool fused;        // B is packed while the first rows are computed
+    char *b, *a;       // packed panels, stored consecutively
+    float *sums;       // if it converts: float32 sums of mb rows; if k is one block deep, sums of one panel per thread
     int64_t sums_rs;
 } gemm_work;
 
@@ -80,9 +81,9 @@ typedef struct gemm_work {
 #undef REAL
 #undef R
 
-// ---- half types: panels in float32 ----------------------------------------------------------------
+// ---- half types and int8: panels in float32 -------------------------------------------------------
 
-// Convert contiguous half-precision numbers: load_f16 and load_bf16 to floats, store_f16 and store_bf16 from floats.
+// Convert contiguous numbers: load_f16, load_bf16 and load_i8 to floats, store_f16 and store_bf16 from floats.
 static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) out[i] = ms_f16_to_float(in[i]);
@@ -91,6 +92,11 @@ static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
 static MS_KERNEL void load_bf16(float *out, const ms_bf16 *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) out[i] = ms_bf16_to_float(in[i]);
+}
+
+static MS_KERNEL void load_i8(float *out, const int8_t *in, int64_t n, float scale)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = (float)in[i] * scale;
 }
 
 static MS_KERNEL void store_f16(ms_f16 *out, const float *in, int64_t n)
@@ -105,7 +111,8 @@ static MS_KERNEL void store_bf16(ms_bf16 *out, const float *in, int64_t n)
 
 static void load_run(int dtype, float *out, const void *in, int64_t at, int64_t n)
 {
-    if (dtype == MS_F16) load_f16(out, (const ms_f16 *)in + at, n);
+    if (dtype == MS_F32) memcpy(out, (const float *)in + at, (size_t)n * sizeof *out);
+    else if (dtype == MS_F16) load_f16(out, (const ms_f16 *)in + at, n);
     else load_bf16(out, (const ms_bf16 *)in + at, n);
 }
 
@@ -177,10 +184,43 @@ static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k,
 
 // ---- large products -------------------------------------------------------------------------------
 
+// Bytes of a number of A, of B.
+static int64_t a_size(const ms_gemm *g) { return ms__dtype_size(g->dtype); }
+static int64_t b_size(const ms_gemm *g) { return g->scale ? 1 : ms__dtype_size(g->dtype); }
+
 // The size of nearly equal parts of n: at most `most`, then rounded up to a multiple of `unit`.
 static int64_t even(int64_t n, int64_t most, int64_t unit)
 {
     return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit;
+}
+
+// Packs columns [j, j + n) of int8, n up to the width of a panel, multiplied by their scale. Columns that are
+// contiguous pass through a buffer, in which they are floats.
+static void pack_int8(const gemm_work *w, float *out, int64_t j, int64_t n)
+{
+    enum { LONG = 128 };
+    const ms_gemm *g = w->g;
+    const ms_tiles_f32 *tiles = ms__tiles_f32();
+    const int8_t *b = (const int8_t *)g->b + w->p0 * g->b_rs + j * g->b_cs;
+    float t[16 * LONG];
+    if (g->scales_rows) {
+        int64_t wide = ceil_div(n, tiles->lanes) * tiles->lanes;
+        for (int64_t p = 0; p < w->kc; p++) {
+            load_i8(out + p * w->wide, b + p * g->b_rs, n, g->scale[w->p0 + p]);
+            for (int64_t q = n; q < wide; q++) out[p * w->wide + q] = 0;
+        }
+        return;
+    }
+    for (int64_t first = 0; first < n; first += tiles->lanes) {
+        int64_t columns = n - first < tiles->lanes ? n - first : tiles->lanes;
+        for (int64_t p = 0; p < w->kc; p += LONG) {
+            int64_t k = w->kc - p < LONG ? w->kc - p : LONG;
+            for (int64_t c = 0; c < columns; c++)
+                load_i8(t + c * LONG, b + (first + c) * g->b_cs + p, k, g->scale[j + first + c]);
+            tiles->pack(out + p * w->wide + first, w->wide, &(ms_matrix) { .data = t, .rs = 1, .cs = LONG }, k,
+                        columns);
+        }
+    }
 }
 
 static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
@@ -189,10 +229,10 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     const ms_gemm *g = w->g;
     (void)end, (void)block;
     int64_t j = task * w->pack, stop = j + w->pack < w->nc ? j + w->pack : w->nc;
-    if (g->b_cs == 1 && g->dtype != MS_F16) {
+    if (g->b_cs == 1 && g->dtype != MS_F16 && !g->scale) {
         int64_t panels = (stop - j) / w->wide, at = w->p0 * g->b_rs + w->j0 + j;
         char *out = w->b + j * w->kc * w->size;
-        if (w->half)
+        if (w->converts)
             ms__tiles_f32()->pack_panels_bf16((float *)out, (const ms_bf16 *)g->b + at, g->b_rs, w->kc, panels);
         else if (w->size == 4)
             ms__tiles_f32()->pack_panels((float *)out, (const float *)g->b + at, g->b_rs, w->kc, panels);
@@ -201,9 +241,10 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     }
     for (; j < stop; j += w->wide) {
         int64_t n = stop - j < w->wide ? stop - j : w->wide, at = w->p0 * g->b_rs + (w->j0 + j) * g->b_cs;
-        ms_matrix b = { (const char *)g->b + at * ms__dtype_size(g->dtype), g->b_rs, g->b_cs, g->dtype };
+        ms_matrix b = { (const char *)g->b + at * b_size(g), g->b_rs, g->b_cs, g->dtype };
         char *out = w->b + j * w->kc * w->size;
-        if (w->half) pack_half((float *)out, w->wide, &b, w->kc, n);
+        if (g->scale) pack_int8(w, (float *)out, w->j0 + j, n);
+        else if (w->converts) pack_half((float *)out, w->wide, &b, w->kc, n);
         else if (w->size == 4) ms__tiles_f32()->pack((float *)out, w->wide, &b, w->kc, n);
         else ms__tiles_f64()->pack((double *)out, w->wide, &b, w->kc, n);
     }
@@ -222,7 +263,8 @@ static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64
             int64_t at = (row + r) * g->c_rs + col + j;
             if (g->bias)
                 for (int64_t q = 0; q < m; q++) from[q] += bias[q];
-            if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + at, from, m);
+            if (g->dtype == MS_F32) memcpy((float *)g->c + at, from, (size_t)m * sizeof *from);
+            else if (g->dtype == MS_F16) store_f16((ms_f16 *)g->c + at, from, m);
             else store_bf16((ms_bf16 *)g->c + at, from, m);
         }
     }
@@ -233,9 +275,9 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
 {
     const ms_gemm *g = w->g;
     int64_t at = (w->i0 + i) * g->a_rs + (w->p0 + p) * g->a_cs, k = stop - p;
-    ms_matrix a = { (const char *)g->a + at * ms__dtype_size(g->dtype), g->a_rs, g->a_cs, g->dtype };
+    ms_matrix a = { (const char *)g->a + at * a_size(g), g->a_rs, g->a_cs, g->dtype };
     char *out = w->a + (i * w->kc + p * w->high) * w->size;
-    if (w->half) pack_rows_half((float *)out, &a, m, k, w->kc);
+    if (ms__is_half(g->dtype)) pack_rows_half((float *)out, &a, m, k, w->kc);
     else if (w->size == 4) ms__tiles_f32()->pack_rows((float *)out, &a, m, k, w->kc);
     else ms__tiles_f64()->pack_rows((double *)out, &a, m, k, w->kc);
 }
@@ -245,7 +287,7 @@ static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i
 // The number of rows packed together where A's columns are contiguous: a multiple of the rows computed together.
 static int64_t run_rows(const gemm_work *w)
 {
-    int64_t run = RUN / (w->half ? 2 : w->size);
+    int64_t run = RUN / a_size(w->g);
     return run > w->group ? run : w->group;
 }
 
@@ -274,7 +316,7 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
 static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
 {
     const ms_gemm *g = w->g;
-    int64_t size = w->half ? 2 : w->size, next = top + ((i - top) / step + 1) * step,
+    int64_t size = a_size(g), next = top + ((i - top) / step + 1) * step,
             at = (w->i0 + next) * g->a_rs + w->p0 * g->a_cs;
     gemm_ahead f = { 0 };
     if (next + step > bottom) return f;
@@ -302,8 +344,7 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
 static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
 {
     const ms_gemm *g = w->g;
-    int64_t size = w->half ? 2 : w->size, shares = ceil_div(w->then.nc * w->then.kc * size / 64, SHARE),
-            share = shares - 1 - left;
+    int64_t size = b_size(g), shares = ceil_div(w->then.nc * w->then.kc * size / 64, SHARE), share = shares - 1 - left;
     bool rows = g->b_cs == 1;
     gemm_ahead f = { 0 };
     if (share < 0 || (!rows && g->b_rs != 1)) return f;
@@ -329,7 +370,7 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
     bool fresh = w->pack_a && across(w) == 1 && w->j0 == w->first_col;
     // If A's columns are contiguous, their next rows are packed in small parts while the preceding panels are computed:
     // the prefetched lines are then in the second-level cache.
-    bool along = g->a_rs == 1 && !w->half;
+    bool along = g->a_rs == 1 && !ms__is_half(g->dtype);
     (void)end, (void)unused;
 
     for (int64_t i = top; i < bottom; i += w->group) {
@@ -345,7 +386,7 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
             columns = columns_ahead(w, (bottom - 1 - i) / w->group);
             ahead.then = &columns;
         }
-        if (w->half) row_half(w, i, rows, j, n, &ahead);
+        if (w->converts) row_half(w, i, rows, j, n, &ahead);
         else if (w->size == 4) row_f32(w, i, rows, j, n, &ahead);
         else row_f64(w, i, rows, j, n, &ahead);
         int64_t part = (i - top) % step / w->group, parts = step / w->group, next = i + (parts - part) * w->group;
@@ -363,7 +404,8 @@ static void column_block(gemm_work *w, int64_t threads)
     w->pack = ceil_div(panels, threads) * w->wide;
     // A single thread packs at most 8 panels at a time, because a row of B is packed into all of them at once.
     if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
-    w->fused = w->g->b_cs == 1 && w->nc % lanes(w) == 0 && w->pack_a && !w->half && w->mc >= w->mb && w->mb >= w->high;
+    w->fused =
+        w->g->b_cs == 1 && w->nc % lanes(w) == 0 && w->pack_a && !w->converts && w->mc >= w->mb && w->mb >= w->high;
     if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
     if (w->pack_a && across(w) > 1 && w->j0 == w->first_col)
         ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
@@ -392,9 +434,9 @@ static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;
     gemm_cut c = { .kc = even(g->k, KC * 4 / w->size, 16),
-                   .mb = even(g->m, w->half ? ROWS_HALF : ROWS, w->high),
+                   .mb = even(g->m, w->converts ? ROWS_HALF : ROWS, w->high),
                    .jb = g->n };
-    if (w->half && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
+    if (w->converts && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
 
     int64_t fit = cache_bytes() / 2 / (c.kc * w->size) / w->wide * w->wide, down = 1, across = 1;
     w->cols = even(c.jb, fit < 2 * w->wide ? 2 * w->wide : fit, w->wide);
@@ -450,17 +492,17 @@ static void shape(gemm_work *w)
 
 static ms_status large(const ms_gemm *g)
 {
-    gemm_work w = { .g = g, .half = ms__is_half(g->dtype), .size = g->dtype == MS_F64 ? 8 : 4 };
+    gemm_work w = { .g = g, .converts = ms__is_half(g->dtype) || g->scale, .size = g->dtype == MS_F64 ? 8 : 4 };
     int64_t threads = ms_num_threads();
     shape(&w);
-    w.pack_a = w.half || g->a_cs != 1 || g->n > FEW;
+    w.pack_a = w.converts || g->a_cs != 1 || g->n > FEW;
     const gemm_cut c = cut(&w, threads);
 
     bool deep = c.kc < g->k;
     int64_t depth = deep ? c.kc : g->k;
     size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size),
            s_bytes = 0;
-    if (w.half) {
+    if (w.converts) {
         w.sums_rs = (deep ? c.jb : w.cols) + 16;  // + 16: rows a power of two apart would share sets of the cache
         s_bytes = (size_t)((deep ? c.mb : w.group * threads) * w.sums_rs) * 4;
     }
@@ -498,6 +540,7 @@ ms_status ms__gemm_own(const ms_gemm *g)
 {
     if (g->m == 0 || g->n == 0) return MS_OK;
     if (g->k == 0) return only_bias(g), MS_OK;
+    if (g->scale) return large(g);
     if (g->dtype == MS_F32 && small_f32(g)) return MS_OK;
     if (g->dtype == MS_F64 && small_f64(g)) return MS_OK;
     return large(g);
@@ -527,7 +570,8 @@ ms_status ms__gemm(const ms_gemm *g)
     MS_TRY(ms__check_interrupt());
     if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
     if (ms__gemm_takes_few(g)) return ms__gemm_few(g);
-    if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g))
+    if (g->dtype == MS_BF16 && !g->scale && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL &&
+        ms__onednn_takes(g))
         return ms__gemm_onednn(g);
     return ms__gemm_own(g);
 }
@@ -535,7 +579,7 @@ ms_status ms__gemm(const ms_gemm *g)
 ms_gemm_fn ms__gemm_fn(const ms_gemm *g)
 {
     ms_gemm_fn direct = ms__gemm_takes_few(g) ? ms__gemm_few : NULL;
-    if (!direct && g->m > 0 && g->n > 0 && g->k > 0)
+    if (!direct && !g->scale && g->m > 0 && g->n > 0 && g->k > 0)
         direct = g->dtype == MS_F32 ? direct_f32(g) : g->dtype == MS_F64 ? direct_f64(g) : NULL;
     return direct ? direct : ms__gemm;
 }

@@ -4,10 +4,10 @@
 // than the product. The limit is the memory's rate, and for many rows of half types that of multiply-adds.
 //
 // An element of the result is a dot product. Lane l of LANES (16; 8 in float64) sums the products of positions l,
-// l + LANES, ... in order; then lanes l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1. Half types are
-// converted to float32 in registers, or, for many rows, once into a buffer in the first-level cache. Here the bits of a
-// row depend neither on the other rows nor on the number of threads, and not on the processor's level either, except
-// that level 1 has no fma.
+// l + LANES, ... in order; then lanes l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1. Half types and int8
+// are converted to float32 in registers, or, for many rows, once into a buffer in the first-level cache. Here the bits
+// of a row depend neither on the other rows nor on the number of threads, and not on the processor's level either,
+// except that level 1 has no fma.
 //
 // Built with -ffp-contract=fast, as gemm.c.
 #if defined(__x86_64__)
@@ -30,17 +30,20 @@ struct few_work {
     int64_t m, n, k;
     const char *w;   // the rows of the weight, one for each column of the product,
     int64_t w_step;  // and the bytes from one to the next
-    const void *x;   // in the accumulating type, contiguous rows
+    int w_dtype;
+    const void *x;  // in the accumulating type, contiguous rows
     int64_t x_rs;
     const void *x_last;  // the last k % LANES numbers of each row, padded with zeros to LANES
-    int dtype;           // of the weight, the bias and the result
+    int dtype;           // of the bias and the result
     const void *bias;    // NULL: none
+    const float *scale;  // a factor for each column; NULL: none
     void *c;
     int64_t c_rs, c_cs;
     few_block_fn block;
 };
 
-#define SIZE_OF(dtype, REAL) ((dtype) == MS_F16 || (dtype) == MS_BF16 ? 2 : (int64_t)sizeof(REAL))
+#define SIZE_OF(dtype, REAL) \
+    ((dtype) == MS_I8 ? 1 : (dtype) == MS_F16 || (dtype) == MS_BF16 ? 2 : (int64_t)sizeof(REAL))
 
 // The loads of STEP numbers as float32. __builtin_convertvector, which the last level uses, becomes five shuffles in
 // GCC 12 where AVX-512 and AVX2 have one instruction.
@@ -52,6 +55,7 @@ struct few_work {
 #define LEVEL(x) x##_v4
 #define LOAD_BF16(p) (L(vec)) _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16)
 #define LOAD_F16(p) (L(vec)) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p)))
+#define LOAD_I8(p) (L(vec)) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(p))))
 #include "cpu/product/gemm_few_types.h"
 #define VEC 32
 #define ROWS 4
@@ -60,10 +64,14 @@ struct few_work {
 #define LEVEL(x) x##_v3
 #define LOAD_BF16(p) (L(vec)) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16)
 #define LOAD_F16(p) (L(vec)) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p)))
+#define LOAD_I8(p) (L(vec)) _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p))))
 #include "cpu/product/gemm_few_types.h"
 #endif
 typedef uint16_t few_halves __attribute__((vector_size(8), aligned(1), may_alias));
 typedef uint32_t few_words __attribute__((vector_size(16)));
+typedef int8_t few_bytes __attribute__((vector_size(4), aligned(1), may_alias));
+typedef int32_t few_numbers __attribute__((vector_size(16)));
+typedef float few_floats __attribute__((vector_size(16)));
 #define VEC 16
 #define ROWS 4
 #if defined(__x86_64__)
@@ -74,6 +82,7 @@ typedef uint32_t few_words __attribute__((vector_size(16)));
 #define TARGET
 #define LEVEL(x) x##_v1
 #define LOAD_BF16(p) (L(vec))(__builtin_convertvector(*(const few_halves *)(p), few_words) << 16)
+#define LOAD_I8(p) __builtin_convertvector(__builtin_convertvector(*(const few_bytes *)(p), few_numbers), few_floats)
 #include "cpu/product/gemm_few_types.h"
 
 static few_block_fn block_of(int dtype)
@@ -99,11 +108,11 @@ static void few_task(void *arg, int64_t first, int64_t last, int64_t unused)
 static void run_few(few_work *f)
 {
     char last[FEW_ROWS * 64] __attribute__((aligned(64))) = { 0 };
-    int64_t size = f->dtype == MS_F64 ? 8 : 4, lanes = 64 / size, rest = f->k % lanes;
+    int64_t size = f->w_dtype == MS_F64 ? 8 : 4, lanes = 64 / size, rest = f->k % lanes;
     for (int64_t i = 0; i < f->m && rest; i++)
         memcpy(last + i * 64, (const char *)f->x + (i * f->x_rs + f->k - rest) * size, (size_t)(rest * size));
     f->x_last = last;
-    f->block = block_of(f->dtype);
+    f->block = block_of(f->w_dtype);
     int64_t columns = (SHARE / f->k / BLOCK + 1) * BLOCK;
     ms__parallel(f->n * f->k, columns * f->k, few_task, f);
 }
@@ -118,18 +127,20 @@ static bool pays(int64_t rows, int64_t n, int64_t k)
 static bool few_of(const ms_gemm *g, few_work *f, ms_matrix *x)
 {
     int64_t size = ms__dtype_size(g->dtype);
-    if (!ms__is_float(g->dtype) || g->m == 0 || g->n == 0 || g->k == 0) return false;
+    if (!ms__is_float(g->dtype) || g->m == 0 || g->n == 0 || g->k == 0 || g->scales_rows) return false;
     if (g->b_rs == 1 && g->b_cs != 1 && pays(g->m, g->n, g->k)) {
         *f = (few_work) {
-            .m = g->m, .n = g->n, .w = g->b, .w_step = g->b_cs * size, .bias = g->bias, .c_rs = g->c_rs, .c_cs = 1
+            .m = g->m, .n = g->n, .w = g->b, .bias = g->bias, .scale = g->scale, .c_rs = g->c_rs, .c_cs = 1
         };
+        f->w_step = g->b_cs * (g->scale ? 1 : size);
         *x = (ms_matrix) { g->a, g->a_rs, g->a_cs, g->dtype };
-    } else if (g->m > FEW_ROWS && g->a_cs == 1 && !g->bias && pays(g->n, g->m, g->k)) {
+    } else if (g->m > FEW_ROWS && g->a_cs == 1 && !g->bias && !g->scale && pays(g->n, g->m, g->k)) {
         *f = (few_work) { .m = g->n, .n = g->m, .w = g->a, .w_step = g->a_rs * size, .c_rs = 1, .c_cs = g->c_rs };
         *x = (ms_matrix) { g->b, g->b_cs, g->b_rs, g->dtype };
     } else return false;
     f->k = g->k;
     f->dtype = g->dtype;
+    f->w_dtype = g->scale ? MS_I8 : g->dtype;
     f->c = g->c;
     return true;
 }

@@ -13,6 +13,7 @@ static inline __attribute__((always_inline)) TARGET L(vec) L(load)(const int dty
 {
 #ifdef HALVES
     if (dtype == MS_BF16) return LOAD_BF16(p);
+    if (dtype == MS_I8) return LOAD_I8(p);
 #ifdef LOAD_F16
     if (dtype == MS_F16) return LOAD_F16(p);
 #endif
@@ -173,7 +174,7 @@ static inline __attribute__((always_inline)) TARGET void L(columns)(const int dt
     }
 }
 
-// Computes columns [j, j + n) of the product: adds what columns has left, adds the bias and stores.
+// Computes columns [j, j + n) of the product: adds what columns has left, scales, adds the bias and stores.
 static inline __attribute__((always_inline)) TARGET void L(block)(const int dtype, const few_work *f, int64_t j,
                                                                   int64_t n)
 {
@@ -185,6 +186,8 @@ static inline __attribute__((always_inline)) TARGET void L(block)(const int dtyp
         char *to = (char *)f->c + (i * f->c_rs + j * f->c_cs) * size;
         const REAL *s = sums + i * BLOCK * 4;
         for (int64_t c = 0; c < n; c++) room[c] = (s[4 * c] + s[4 * c + 2]) + (s[4 * c + 1] + s[4 * c + 3]);
+        if (f->scale)
+            for (int64_t c = 0; c < n; c++) room[c] *= f->scale[j + c];
         if (f->bias)
             for (int64_t c = 0; c < n; c++) room[c] += bias[c];
         if (f->dtype == DTYPE && f->c_cs == 1) memcpy(to, room, (size_t)n * sizeof(REAL));
@@ -196,4 +199,5 @@ static TARGET void L(block_real)(const few_work *f, int64_t j, int64_t n) { L(bl
 #ifdef HALVES
 static TARGET void L(block_f16)(const few_work *f, int64_t j, int64_t n) { L(block)(MS_F16, f, j, n); }
 static TARGET void L(block_bf16)(const few_work *f, int64_t j, int64_t n) { L(block)(MS_BF16, f, j, n); }
+static TARGET void L(block_i8)(const few_work *f, int64_t j, int64_t n) { L(block)(MS_I8, f, j, n); }
 #endif

@@ -40,6 +40,7 @@ static few_block_fn LEVEL(few_block)(int dtype)
     case MS_F64: return LEVEL(block_real_f64);
     case MS_F16: return LEVEL(block_f16_f32);
     case MS_BF16: return LEVEL(block_bf16_f32);
+    case MS_I8: return LEVEL(block_i8_f32);
     default: return LEVEL(block_real_f32);
     }
 }
@@ -50,3 +51,4 @@ static few_block_fn LEVEL(few_block)(int dtype)
 #undef LEVEL
 #undef LOAD_BF16
 #undef LOAD_F16
+#undef LOAD_I8

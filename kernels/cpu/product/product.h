@@ -11,13 +11,17 @@
 #include "ops/op.h"
 
 typedef struct ms_gemm {
-    int dtype;  // of a, b, bias and c
+    int dtype;  // of a, b (but for int8), bias and c
     int64_t m, n, k;
     const void *a, *b, *bias;  // bias may be NULL
     void *c;
     int64_t a_rs, a_cs;  // in elements: from a row to the next, from a column to the next
     int64_t b_rs, b_cs;
-    int64_t c_rs;      // columns of c are adjacent
+    int64_t c_rs;  // columns of c are adjacent
+    // NULL, or B is int8 (A and C are not float64): a factor for each of its columns, which are contiguous, or, if
+    // scales_rows is set, for each of its rows, which then are.
+    const float *scale;
+    bool scales_rows;
     const char *what;  // operator's name, for errors
 } ms_gemm;
 

@@ -23,6 +23,15 @@ local F = {}
 ---@return Tensor  [..., out]
 function F.linear(x, w, b) return ops.linear(x, w, b) end
 
+--- As linear, with a weight of int8, each row of which is multiplied by its scale: x (scale w)^T + b. Sums are float32,
+--- or float64 for x in float64. x and b get gradients, w and scale none. Errors: a scale that requires a gradient.
+---@param x Tensor  [..., in], floating point
+---@param w Tensor  [out, in], int8
+---@param scale Tensor  [out], floating point; nn.utils.quantize_rows gives w and scale
+---@param b? Tensor  [out], of x's dtype
+---@return Tensor  [..., out], of x's dtype
+function F.int8_linear(x, w, scale, b) return ops.int8_linear(x, w, scale, b) end
+
 -- Adds the activations, which are relu, silu and the other rows of kernels/rows/elementwise.def with the flag
 -- ACTIVATION, and the functions of other files.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
@@ -469,7 +478,7 @@ function F.merge_heads(y)
   return ops.join_heads(y, y:size(1), y:size(3), y:size(2) * y:size(4))
 end
 
-opts.fix(F, { "linear", "softmax", "log_softmax" })
+opts.fix(F, { "linear", "int8_linear", "softmax", "log_softmax" })
 
 return {
   F = F, check_sizes = check_sizes, batch_norm = batch_norm, mix = mix,

@@ -13,14 +13,14 @@ local nn = {
   ddp_hooks = require "moonshard.parallel.ddp.hooks",
 }
 
-for _, file in ipairs { "nn.containers", "nn.parameter_lists", "nn.reshaping", "nn.linear", "nn.conv", "nn.pooling",
-  "nn.padding", "nn.images",
+for _, file in ipairs { "nn.containers", "nn.parameter_lists", "nn.reshaping", "nn.linear", "nn.int8", "nn.conv",
+  "nn.pooling", "nn.padding", "nn.images",
   "nn.embedding", "nn.embedding_layers", "nn.norm", "nn.batch_norm", "nn.dropout", "nn.group_norm", "nn.layers",
   "nn.recurrent", "nn.activation", "nn.loss", "nn.attention", "nn.transformer", "nn.lora", "parallel.ddp" } do
   for name, layer in pairs(require("moonshard." .. file)) do nn[name] = layer end
 end
 
-for _, file in ipairs { "vectors", "weight_norms", "fuse" } do
+for _, file in ipairs { "vectors", "weight_norms", "fuse", "quantize" } do
   for name, fn in pairs(require("moonshard.nn." .. file)) do nn.utils[name] = fn end
 end
 nn.utils.parametrize = errors.closed(require "moonshard.nn.parametrize", "nn.utils.parametrize")

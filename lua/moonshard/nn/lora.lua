@@ -20,6 +20,7 @@ local autograd = require "moonshard.autograd"
 local init = require "moonshard.nn.initial".init
 local base = require "moonshard.nn.module"
 local Linear = require "moonshard.nn.linear".Linear
+local Int8Linear = require "moonshard.nn.int8".Int8Linear
 local F = require "moonshard.nn.functional".F
 local convs = require "moonshard.nn.conv"
 local Embedding = require "moonshard.nn.embedding".Embedding
@@ -41,8 +42,9 @@ end
 
 -- The layers that can have adapters. shapes(weight, rank): the shapes of A and B. part(x, A, B, slots): what the
 -- adapters, before the factor alpha / rank, add to the layer's result. delta(A, B): the product B A in the form of the
--- weight. fill(A, B): sets initial values whose product is 0. accepts(m): whether the layer m can have adapters (nil:
--- every layer of the class can).
+-- weight; nil if the weight cannot take it. fill(A, B): sets initial values whose product is 0. accepts(m): whether the
+-- layer m can have adapters (nil: every layer of the class can). like(m): a tensor of the adapters' dtype (nil: the
+-- weight).
 local kinds = {
   {
     class = Linear,
@@ -61,6 +63,11 @@ local kinds = {
       init.normal_(B)
     end,
   },
+}
+
+kinds[#kinds + 1] = {
+  class = Int8Linear, shapes = kinds[1].shapes, part = kinds[1].part, fill = fill,
+  like = function(m) return m.scale end,
 }
 
 -- Convolutions: A is a convolution with the layer's options and `rank` output channels; B has kernel size 1.
@@ -122,7 +129,7 @@ end
 local function adapt(m, kind, o)
   local weight = m.weight
   local A, B = kind.shapes(weight, o.rank)
-  local like = { dtype = weight.dtype, device = weight.device }
+  local like = { dtype = (kind.like and kind.like(m) or weight).dtype, device = weight.device }
   m.lora_A = empty(A, like)
   m.lora_B = empty(B, like)
   m.lora_scale, m.lora_dropout, m.lora_merged = o.alpha / o.rank, o.dropout, false
@@ -173,7 +180,7 @@ local function chosen(model, target)
   end
   for k, pattern in ipairs(patterns) do
     if not used[pattern] then
-      raise("lora: target %s matches no layer that can have adapters (Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own%s)%s",
+      raise("lora: target %s matches no layer that can have adapters (Linear, Int8Linear, Embedding, or a convolution with groups = 1; no subclass with a forward of its own%s)%s",
         errors.show(pattern), k > 1 and "; no layer that an earlier pattern matches" or "", other[pattern] and ("; it matches " .. other[pattern]) or "")
     end
   end
@@ -309,8 +316,8 @@ function LoRA:load_state_dict(sd)
   end)
 end
 
--- Raises if a layer shares its weight with another module, because a merge would change that module, too.
-local function check_shared(self)
+-- Raises if a layer cannot take its adapters: its weight is int8; or another module has it, which would change, too.
+local function check_mergeable(self)
   local users = {}
   for name, m in self.model:named_modules() do
     for own, p in m:named_parameters { recurse = false } do
@@ -319,6 +326,9 @@ local function check_shared(self)
     end
   end
   for _, layer in ipairs(self.layers) do
+    if not layer.kind.delta then
+      raise("merge: the weight of '%s' is int8, which cannot take its adapters", layer.name)
+    end
     local names = users[layer.module.weight]
     if names and #names > 1 then
       raise("merge: the weight of '%s' has several names ('%s'), but the adapters change it for one layer only",
@@ -350,11 +360,11 @@ end
 
 --- Adds alpha / rank * B A to the weights, so that the layers compute as fast as without adapters; until unmerge, the
 --- adapters do not compute and get no gradients. Collective if the model is sharded. Errors: a weight that another
---- module has, too.
+--- module has, too; a weight that is int8.
 ---@return LoRA self
 LoRA.merge = collective(function(self)
   if self.merged then return self end
-  check_shared(self)
+  check_mergeable(self)
   add_to_weights(self, 1)
   return self
 end)
@@ -428,8 +438,9 @@ end
 
 --- Freezes a model and gives some of its layers low-rank adapters (Hu et al. 2021): y = W x + alpha / rank * B A x,
 --- where A [rank, in] and B [out, rank] are trained. Unless state is given, the model at first computes what it did
---- before. The layers may be Linear, Embedding or convolutions of one group; their adapters are the parameters lora_A
---- and lora_B, beside the layer's own. To be called before fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
+--- before. The layers may be Linear, Int8Linear, Embedding or convolutions of one group; their adapters are the
+--- parameters lora_A and lora_B, beside the layer's own. To be called before fully_shard, fsdp.FSDP (with
+--- use_orig_params) and nn.DDP.
 ---@param model Module  its parameters are frozen
 ---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean, state: table<string, Tensor> }
 ---   target: the layers that get adapters: a Lua pattern for the last parts of their paths, such as "qkv" or

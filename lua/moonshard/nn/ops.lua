@@ -16,7 +16,7 @@ local M = {}
 local op_linear, op_gelu, op_dropout, op_embedding = op "linear", op "gelu", op "dropout", op "embedding"
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
   op "log_softmax"
-local op_gelu_mlp = op "gelu_mlp"
+local op_gelu_mlp, op_int8_linear = op "gelu_mlp", op "int8_linear"
 local op_add_layer_norm, op_add_rms_norm = op "add_layer_norm", op "add_rms_norm"
 local op_batch_norm, op_batch_norm_stats = op "batch_norm", op "batch_norm_stats"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
@@ -27,6 +27,14 @@ local state, drop_id = engine.state, engine.lib.ms_drop
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do M[name] = fn end
 
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
+
+function M.int8_linear(x, w, scale, b)
+  a_in[0], a_in[1] = id_of(x, "int8_linear"), id_of(w, "int8_linear", "weight")
+  a_in[2], a_in[3] = b ~= nil and id_of(b, "int8_linear", "bias") or 0, id_of(scale, "int8_linear", "scale")
+  args.n_in, args.n_i, args.n_f = 4, 0, 0
+  return wrap(call_args(op_int8_linear, x, w, b, scale))
+end
+
 function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
 function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
 

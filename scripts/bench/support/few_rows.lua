@@ -13,7 +13,7 @@ local ffi = require "ffi"
 
 local BYTES = 512 * 2 ^ 20
 local SHAPES = { { 768, 3072 }, { 4096, 4096 } }       -- columns of x, columns of y
-local SIZE = { float32 = 4, bfloat16 = 2, float16 = 2 }
+local SIZE = { float32 = 4, bfloat16 = 2, float16 = 2, int8 = 1 }   -- int8: of W; x is bfloat16
 
 local function words(text)
   local list = {}
@@ -32,17 +32,20 @@ return function(bench, peer_seconds)
       for _, dtype in ipairs(words(given.types)) do
         local copies = math.max(1, math.floor(bytes / (k * n * SIZE[dtype])))
         local all, used = ms.empty(copies, n, k, { dtype = dtype }), copies * k * n * SIZE[dtype]
-        all:copy_((ms.randn(1, n, k) / math.sqrt(k)):to(dtype))
+        local one, q, scale = ms.randn(1, n, k) / math.sqrt(k), nil, nil
+        if dtype == "int8" then q, scale = ms.nn.utils.quantize_rows(one:select(1, 1)) end
+        all:copy_(q or one:to(dtype))
         local from, views = ffi.cast("const char *", support.pointer(all)), {}
         for c = 1, copies do views[c] = all:select(1, c) end
         local names, cases = {}, { { ("read %s %d x %d, %d threads"):format(dtype, k, n, threads),
           function() support.read(from, used, threads) end, bytes = used } }
         for _, rows in ipairs(words(given.rows)) do
-          local x = ms.randn(rows, k):to(dtype)
+          local x = ms.randn(rows, k):to(scale and "bfloat16" or dtype)
+          local function product(w) return scale and ms.nn.F.int8_linear(x, w, scale) or ms.nn.F.linear(x, w) end
           names[#names + 1] = ("%s,%d,%d,%d,NT,%d"):format(dtype, rows, k, n, threads)
           cases[#cases + 1] = { ("%s %d rows, %d x %d, %d threads"):format(dtype, rows, k, n, threads), bytes = used,
             flops = 2 * rows * k * n * copies, function()
-              for c = 1, copies do ms.scope(function() ms.nn.F.linear(x, views[c]) end) end
+              for c = 1, copies do ms.scope(product, views[c]) end
             end }
         end
         local results = bench:alternate(cases, { runs = 7 })

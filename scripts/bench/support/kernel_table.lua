@@ -168,6 +168,7 @@ M.MAIN = set [[
 --- Kernels that move little data, that compute more than they move, or whose accesses depend on the data: no limits on
 --- width and bytes in flight.
 --- embedding:index_kernel and place_kernel move elements that each have a position of their own, or are not adjacent.
+--- int8_dots and int8_widen read int8, which is in neither class.
 M.SMALL = set [[
   reduce:begin_kernel reduce:join_kernel elementwise:truth_kernel elementwise:gamma_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel mse:mse_join_kernel optim:norm_join_kernel
@@ -182,6 +183,7 @@ M.SMALL = set [[
   fft:roots_kernel fft:chirp_kernel optim:adapt_kernel optim:choose_kernel optim:adapt_by_kernel
   ctc:loss_kernel ctc:gradient_kernel
   draws:gamma_kernel draws:poisson_kernel draws:slope_kernel
+  int8:int8_dots int8:int8_widen int8:int8_finish
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each element, so the bytes
