@@ -7,6 +7,7 @@
 ---   local loss = masked(ids, { labels = labels })     -- int64, of the logits' shape but the last size; -100: none
 --- Options: attention_mask [B, T], 0 where a text is padded; token_types int64 [B, T] (default: 0); positions.
 local create = require "moonshard.tensor.create"
+local activations = require "moonshard.hf.activations"
 local block = require "moonshard.hf.block"
 local Config = require "moonshard.hf.config"
 local errors = require "moonshard.core.errors"
@@ -78,7 +79,7 @@ function Head:init(o)
 end
 
 local function logits_of(self, x, pooled)
-  if self.kind == "masked" then return self.decoder(self.norm(block.activations[self.act](self.dense(x)))) end
+  if self.kind == "masked" then return self.decoder(self.norm(activations[self.act](self.dense(x)))) end
   if self.kind == "text" then x = pooled or x:select(2, 1) end
   if self.drop then x = self.drop(x) end
   if self.dense then

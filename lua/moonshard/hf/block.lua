@@ -9,6 +9,7 @@
 ---   memory         what cross-attention attends to, [B, S, C]; memory_seen: as `see`
 -- Sizes: B batch, T queries, S keys, C channels (dim), H heads, K heads of keys and values, D channels of a head.
 require "moonshard.autograd.methods"
+local activations = require "moonshard.hf.activations"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
 local rotary = require "moonshard.hf.rotary"
@@ -31,7 +32,7 @@ local M = {}
 ---@field fused? boolean  one projection makes queries, keys and values, and one the two halves of a gated MLP
 ---@field bias? { qkv: boolean, k: boolean, out: boolean, mlp: boolean }
 ---@field gated? boolean  down(act(gate(x)) * up(x)), not down(act(up(x)))
----@field act string  a name in M.activations
+---@field act string  a name in activations.lua
 ---@field scale? number  factor of the scores (default: 1 / sqrt(D))
 ---@field softcap? number  c: scores become c tanh(score / c)
 ---@field window? integer  attends to so many last positions only; windows: the blocks for which that is so
@@ -41,14 +42,6 @@ local M = {}
 ---@field mlp_dropout? number  between the two layers of the MLP
 ---@field dtype? string
 ---@field device? string
-
---- Activations by the names in config.json.
-M.activations = {
-  gelu = F.gelu, relu = F.relu, silu = F.silu, swish = F.silu, tanh = F.tanh,
-  quick_gelu = function(x) return x * (x * 1.702):sigmoid() end,
-}
-local function gelu_tanh(x) return F.gelu(x, { approximate = "tanh" }) end
-M.activations.gelu_new, M.activations.gelu_pytorch_tanh = gelu_tanh, gelu_tanh
 
 -- RMSNorm with the weight 1 + w, of Gemma; in float32, because bfloat16 has no numbers between 1 and 1 + 2^-7.
 local OffsetRMSNorm = nn.RMSNorm:extend "OffsetRMSNorm"
@@ -166,7 +159,7 @@ end
 
 -- The inner values of the MLP.
 local function inner_of(self, x)
-  local act = M.activations[self.act]
+  local act = activations[self.act]
   if self.gate_up then
     local both = self.gate_up(x)
     local n = both:size(-1) / 2

@@ -5,7 +5,7 @@
 ---   local dim = c:get("n_embd", Config.size)
 ---   c:only("scale_attn_weights", true)
 ---   c:finish()
-local activations = require("moonshard.hf.block").activations
+local activations = require "moonshard.hf.activations"
 local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -71,7 +71,10 @@ function Decoder:forward(ids, given)
     x = x + self.positions(positions)
   end
   if self.drop then x = self.drop(x) end
-  local call = { cache = cache, turns = self.rates and rotary.table(self.rates, positions, x.dtype),
+  -- LongRoPE depends on the last position, which is that of the sequence if the caller gives none.
+  local last = past + T
+  if given.positions and self.rates and self.rates.context < math.huge then last = positions:max():item() + 1 end
+  local call = { cache = cache, turns = self.rates and rotary.table(self.rates, positions, x.dtype, last),
     see = masks.causal { B = B, T = T, S = past + T, attention_mask = given.attention_mask, segments = given.segments,
       who = o.name } }
   for _, layer in ipairs(self.layers) do x = layer(x, call) end

@@ -5,39 +5,12 @@
 ---   names         parts of our names of parameters and of the files' names, both counting layers from 0; the first
 ---                 that fits is replaced. "#": a number. Those with transposed = true are [in, out] in files.
 local Config = require "moonshard.hf.config"
-local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local rotary = require "moonshard.hf.rotary"
 
 local M = {}
 
-local size, positive, share = Config.size, Config.positive, Config.share
-local acts = Config.act
-
--- ---- rotary positions ---------------------------------------------------------------------------
-
-local KINDS = { default = true, linear = true, llama3 = true }
-local rope_kind = opts.one_of(errors.names(KINDS))
-
--- transformers 5 writes rope_parameters; 4 wrote rope_theta and rope_scaling.
-local function rotary(c, d)
-  local base = c:get("rope_theta", positive, 10000)
-  local p = c:part "rope_parameters" or c:part "rope_scaling"
-  local o = { d = d, base = base, kind = "default" }
-  local portion = c:get("partial_rotary_factor", share, 1)
-  if p then
-    o.base = p:get("rope_theta", positive, base)
-    portion = p:get("partial_rotary_factor", share, portion)
-    o.kind = p:get("rope_type", rope_kind, p:get("type", rope_kind, "default"))
-    if o.kind ~= "default" then o.factor = p:get("factor", positive) end
-    if o.kind == "llama3" then
-      o.low, o.high = p:get("low_freq_factor", positive), p:get("high_freq_factor", positive)
-      o.context = p:get("original_max_position_embeddings", positive)
-    end
-    p:finish()
-  end
-  o.d = 2 * math.floor(d * portion / 2)
-  return o
-end
+local size, positive, share, acts = Config.size, Config.positive, Config.share, Config.act
 
 -- ---- layers with a window -----------------------------------------------------------------------
 
@@ -85,7 +58,7 @@ local function llama_like(c, act_key)
   end
   o.head_dim = head_dim or o.dim / o.heads
   if o.head_dim % 2 ~= 0 then c:fail("head_dim", "is %d, expected an even number", o.head_dim) end
-  o.rotary = rotary(c, o.head_dim)
+  o.rotary = rotary.read(c, o.head_dim)
   c:only("pretraining_tp", 1)
   return o
 end
@@ -148,7 +121,6 @@ end }
 M.phi3 = { architecture = "Phi3ForCausalLM", names = LLAMA, options = function(c)
   local o = llama_like(c)
   o.fused, o.dropout, o.embed_dropout = true, c:get("resid_pdrop", share, 0), c:get("embd_pdrop", share, 0)
-  c:ignore "original_max_position_embeddings"
   windows(c, o, function() return true end)
   return o
 end }

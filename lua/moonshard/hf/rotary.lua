@@ -1,14 +1,27 @@
 -- SPDX-License-Identifier: MIT
---- Rotary positions (Su et al. 2021), with the scalings of long contexts that configurations ask for. The cosines and
---- sines of a call's positions are computed once and shared by all layers.
+--- Rotary positions (Su et al. 2021), with the scalings of long contexts that configurations ask for: linear, that of
+--- Llama 3.1, YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024). The cosines and sines of a call's positions are
+--- computed once and shared by all layers.
 local create = require "moonshard.tensor.create"
+local Config = require "moonshard.hf.config"
+local opts = require "moonshard.core.opts"
 local shape = require "moonshard.tensor.shape"
 
 local M = {}
 
--- Llama 3.1: frequencies whose wavelength is beyond the original context are divided by the factor; between two
--- wavelengths the division fades in.
-local function llama3(rate, o)
+local positive = Config.positive
+
+-- ---- the angle by which each pair of features turns from one position to the next ----------------
+
+local kinds = {}
+
+function kinds.default(rate) return rate end
+
+function kinds.linear(rate, o) return rate / o.factor end
+
+-- Frequencies whose wavelength is beyond the original context are divided by the factor; between two wavelengths the
+-- division fades in.
+function kinds.llama3(rate, o)
   local wavelength = 2 * math.pi / rate
   local long, short = o.context / o.low, o.context / o.high
   if wavelength < short then return rate end
@@ -17,29 +30,107 @@ local function llama3(rate, o)
   return (1 - smooth) * rate / o.factor + smooth * rate
 end
 
---- The angle by which each pair of features turns from one position to the next.
----@param o { d: integer, base: number, kind: string, factor: number, low: number, high: number, context: integer }
----@return number[]  d / 2 angles
-function M.rates(o)
-  local rates = {}
-  for k = 1, o.d / 2 do
-    local rate = o.base ^ (-2 * (k - 1) / o.d)
-    if o.kind == "linear" then rate = rate / o.factor elseif o.kind == "llama3" then rate = llama3(rate, o) end
-    rates[k] = rate
-  end
-  return rates
+-- The division fades in between the pairs that turn beta_fast and beta_slow times in the original context.
+function kinds.yarn(rate, o, pair)
+  local function pair_of(turns) return o.d * math.log(o.context / (turns * 2 * math.pi)) / (2 * math.log(o.base)) end
+  local low, high = pair_of(o.fast), pair_of(o.slow)
+  if o.truncate then low, high = math.floor(low), math.ceil(high) end
+  low, high = math.max(low, 0), math.min(high, o.d - 1)
+  if low == high then high = high + 0.001 end
+  local ramp = math.max(0, math.min(1, (pair - 1 - low) / (high - low)))
+  return rate / o.factor * ramp + rate * (1 - ramp)
 end
 
+-- Each pair has its own divisor, and another one for texts beyond the original context.
+function kinds.longrope(rate, o, pair, is_long) return rate / (is_long and o.long or o.short)[pair] end
+
+local rope_kind = opts.one_of { "default", "linear", "llama3", "longrope", "yarn" }
+
+-- ---- configurations ------------------------------------------------------------------------------
+
+local function attention_scale(p, default) return p:maybe("attention_factor", positive) or default end
+
+local readers = {}
+
+function readers.linear(p, o) o.factor = p:get("factor", positive) end
+
+function readers.llama3(p, o)
+  o.factor, o.low, o.high = p:get("factor", positive), p:get("low_freq_factor", positive), p:get("high_freq_factor",
+    positive)
+  if o.low == o.high then p:fail("high_freq_factor", "is %g, as low_freq_factor, expected another number", o.high) end
+end
+
+function readers.yarn(p, o, most)
+  o.factor = p:maybe("factor", positive) or most / o.context
+  o.fast, o.slow = p:get("beta_fast", positive, 32), p:get("beta_slow", positive, 1)
+  o.truncate = p:get("truncate", opts.boolean, true)
+  local a, b = p:maybe("mscale", opts.number), p:maybe("mscale_all_dim", opts.number)
+  local function scale_of(m) return o.factor <= 1 and 1 or 0.1 * m * math.log(o.factor) + 1 end
+  local both = a and b and a ~= 0 and b ~= 0
+  o.scale = attention_scale(p, both and scale_of(a) / scale_of(b) or scale_of(1))
+  if o.base <= 1 then p:fail("rope_theta", "is %g, expected more than 1", o.base) end
+end
+
+function readers.longrope(p, o, most)
+  local divisors = opts.kind(("a list of %d numbers > 0"):format(o.d / 2), function(list)
+    for k = 1, o.d / 2 do
+      if type(list) ~= "table" or not positive.test(list[k]) then return false end
+    end
+    return #list == o.d / 2
+  end)
+  o.short, o.long = p:get("short_factor", divisors), p:get("long_factor", divisors)
+  local factor = p:maybe("factor", positive) or most / o.context
+  o.scale = attention_scale(p, factor <= 1 and 1 or math.sqrt(1 + math.log(factor) / math.log(o.context)))
+end
+
+--- What a configuration says about the positions of heads with d features. transformers 5 writes rope_parameters; 4
+--- wrote rope_theta and rope_scaling.
+---@param c HFConfig
+---@param d integer
+---@return table  for `rates`
+function M.read(c, d)
+  local base, portion = c:get("rope_theta", positive, 10000), c:get("partial_rotary_factor", Config.share, 1)
+  local most = c:get("max_position_embeddings", Config.size, 2048)
+  local context = c:maybe("original_max_position_embeddings", positive)
+  local p = c:part "rope_parameters" or c:part "rope_scaling"
+  if not p then return { d = 2 * math.floor(d * portion / 2), base = base, kind = "default", scale = 1 } end
+  local o = { base = p:get("rope_theta", positive, base), scale = 1 }
+  o.d = 2 * math.floor(d * p:get("partial_rotary_factor", Config.share, portion) / 2)
+  local own = p:maybe("original_max_position_embeddings", positive)
+  o.kind, o.context = p:get("rope_type", rope_kind, p:get("type", rope_kind, "default")), context or own or most
+  if readers[o.kind] then readers[o.kind](p, o, most) end
+  p:finish()
+  return o
+end
+
+--- The angles of all pairs of features: { [false] = angles, [true] = those beyond the original context }.
+---@param o table  from `read`
+---@return table
+function M.rates(o)
+  local all = { scale = o.scale, context = o.kind == "longrope" and o.context or math.huge }
+  for _, is_long in ipairs { false, o.kind == "longrope" and true or nil } do
+    local rates = {}
+    for k = 1, o.d / 2 do rates[k] = kinds[o.kind](o.base ^ (-2 * (k - 1) / o.d), o, k, is_long) end
+    all[is_long] = rates
+  end
+  return all
+end
+
+-- ---- calls ---------------------------------------------------------------------------------------
+
 --- The cosines and sines of positions, in float32 and then in the model's dtype, as transformers computes them.
----@param rates number[]
+---@param rates table  from `rates`
 ---@param positions Tensor  int64 [T], or [B, T]
 ---@param dtype string
+---@param last integer  the last position, from 1
 ---@return { cos: Tensor, sin: Tensor }  [T, d / 2], or [B, 1, T, d / 2]
-function M.table(rates, positions, dtype)
+function M.table(rates, positions, dtype, last)
   local kind = { dtype = dtype == "float64" and "float64" or "float32", device = positions.device }
-  local angles = positions:to(kind.dtype):unsqueeze(-1) * create.tensor(rates, kind)
+  local angles = positions:to(kind.dtype):unsqueeze(-1) * create.tensor(rates[last > rates.context], kind)
   if angles.ndim == 3 then angles = angles:unsqueeze(2) end
-  return { cos = angles:cos():to(dtype), sin = angles:sin():to(dtype) }
+  local cos, sin = angles:cos(), angles:sin()
+  if rates.scale ~= 1 then cos, sin = cos * rates.scale, sin * rates.scale end
+  return { cos = cos:to(dtype), sin = sin:to(dtype) }
 end
 
 --- Turns the first features of queries or keys, of which i and i + d / 2 form a pair.

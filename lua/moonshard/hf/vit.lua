@@ -3,6 +3,7 @@
 ---   local x, pooled = vit(images)                     -- [B, channels, image, image] -> [B, 1 + patches, C], [B, C]
 ---   local logits = classifier(images)                 -- [B, labels]
 ---   local loss = classifier(images, { labels = labels })
+local activations = require "moonshard.hf.activations"
 local block = require "moonshard.hf.block"
 local Config = require "moonshard.hf.config"
 local nn = require "moonshard.nn"
@@ -29,7 +30,7 @@ function ViT:forward(images)
   if self.drop then x = self.drop(x) end
   for _, layer in ipairs(self.layers) do x = layer(x, call) end
   x = self.norm(x)
-  return x, self.pooler and block.activations[self.act](self.pooler(x:select(2, 1)))
+  return x, self.pooler and activations[self.act](self.pooler(x:select(2, 1)))
 end
 
 ---@class HFViTClassifier: Module

@@ -130,6 +130,7 @@ T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads
 WHISPER = dict(vocab_size=VOCAB, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=24,
                decoder_ffn_dim=20, max_source_positions=12, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
                begin_suppress_tokens=None)
+LONGROPE = dict(rope_type="longrope", rope_theta=100.0, partial_rotary_factor=0.5, short_factor=[1.5], long_factor=[4.0])
 CASES = {
     "t5": (t5, T.T5ForConditionalGeneration, T.T5Config, T5),
     "t5_gated": (t5, T.T5ForConditionalGeneration, T.T5Config, T5 | dict(feed_forward_proj="gated-gelu", num_decoder_layers=1, scale_decoder_outputs=False)),
@@ -152,6 +153,10 @@ CASES = {
     "llama_3.1": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(tie_word_embeddings=True, rope_parameters=LLAMA31)),
     "llama_biases": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(
         head_dim=6, attention_bias=True, mlp_bias=True, rope_parameters=dict(rope_type="linear", rope_theta=1000.0, factor=2.0))),
+    "llama_yarn": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(head_dim=8, rope_parameters=dict(
+        rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0))),
+    "phi3_short": (causal, T.Phi3ForCausalLM, T.Phi3Config, SMALL | dict(original_max_position_embeddings=32, rope_parameters=LONGROPE)),
+    "phi3_long": (causal, T.Phi3ForCausalLM, T.Phi3Config, SMALL | dict(original_max_position_embeddings=4, rope_parameters=LONGROPE)),
     "mistral": (causal, T.MistralForCausalLM, T.MistralConfig, SMALL | dict(sliding_window=4)),
     "qwen2": (causal, T.Qwen2ForCausalLM, T.Qwen2Config, SMALL),
     "qwen2_window": (causal, T.Qwen2ForCausalLM, T.Qwen2Config, SMALL | dict(use_sliding_window=True, sliding_window=3, max_window_layers=1)),
