@@ -49,8 +49,8 @@ describe("apply_chat_template", function()
     end)
   end
 
-  it("reads a template from its own file, or from a list", function()
-    local jinja = golden.formats.chatml.template
+  it("reads a template from its own file, or from a list, with lines' ends in its strings", function()
+    local jinja = golden.formats.chatml.template:gsub("\\n", "\n")
     local right = "<|im_start|>user\nHello<|im_end|>\n"
     local other = ms.text.tokenizer(folder_of("{{ other }}", { ["chat_template.jinja"] = jinja }))
     assert.are.equal(right, text_of(other, HELLO))

@@ -25,7 +25,8 @@ local function format_of_files(self, who)
   local template = self._o.chat_template
   local advice = ("pass option 'chat': %s, or a table such as %s"):format(names(), EXAMPLE)
   if not template then errors.raise("%s: the tokenizer's files have no chat template; %s", who, advice) end
-  local name = formats.TEMPLATES[template.text]
+  -- In a string of Jinja a line's end is written as such, or as "\n".
+  local name = formats.TEMPLATES[(template.text:gsub("\n", "\\n"))]
   if name then return formats.FORMATS[name] end
   local like = ""
   for _, mark in ipairs(formats.MARKS) do

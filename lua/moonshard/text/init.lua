@@ -5,8 +5,10 @@
 ---   print(tokenizer:decode(ids))
 require "moonshard.text.chat"                           -- adds methods
 local errors = require "moonshard.core.errors"
+local examples = require "moonshard.text.examples"
 local files = require "moonshard.text.files"
 local generation = require "moonshard.text.generation"
+local packing = require "moonshard.text.packing"
 local train = require "moonshard.text.train"
 
 local M = {}
@@ -30,5 +32,6 @@ function M.tokenizer(path, given) return files.open(path, given) end
 function M.train_bpe(texts, given) return train.bpe(texts, given) end
 
 M.generate, M.stream = generation.generate, generation.stream
+M.examples, M.pack = examples.read, packing.pack
 
 return errors.closed(M, "text")

@@ -1,0 +1,108 @@
+-- SPDX-License-Identifier: MIT
+--- Texts to fine-tune on, as tokens, and which of them are learned.
+local errors = require "moonshard.core.errors"
+local chat = require "moonshard.text.chat"
+local opts = require "moonshard.core.opts"
+local raw = require "moonshard.data.raw"
+local tables = require "moonshard.data.tables"
+local TextTokenizer = require("moonshard.text.tokenizer").TextTokenizer
+
+local M = {}
+
+local WHO = "examples"
+
+-- Tokens of `text`; learned are those that have a byte in one of the ranges, all without ranges.
+local function tokens(tokenizer, text, special, ranges)
+  local ids, more = tokenizer:encode(text, { special = special, offsets = true })
+  local of, learned, at = ids:tolist(), {}, 1
+  for k, range in ipairs(more.offsets:tolist()) do
+    while ranges and ranges[at] and ranges[at][2] < range[1] do at = at + 1 end
+    learned[k] = not ranges or ranges[at] ~= nil and range[2] >= range[1] and range[2] >= ranges[at][1]
+  end
+  return { ids = of, learned = learned }
+end
+
+-- Ends an example with the token that ends texts, which the model has to learn.
+local function ended(example, tokenizer)
+  local n = #example.ids
+  if tokenizer.eos_id and example.ids[n] ~= tokenizer.eos_id then
+    example.ids[n + 1], example.learned[n + 1] = tokenizer.eos_id, true
+  end
+  return example
+end
+
+local function of_text(tokenizer, text) return ended(tokens(tokenizer, text, true), tokenizer) end
+
+local function of_completion(tokenizer, prompt, completion)
+  local text = prompt .. completion
+  return ended(tokens(tokenizer, text, true, { { #prompt + 1, #text } }), tokenizer)
+end
+
+local function of_messages(tokenizer, messages, format, who)
+  local text, ranges = chat.render(tokenizer, format, messages, false, who)
+  return tokens(tokenizer, text, false, ranges)
+end
+
+-- The messages of a prompt, a string or messages, and its answer.
+local function with_answer(prompt, answer)
+  local list = {}
+  for k, m in ipairs(prompt) do list[k] = m end
+  for _, m in ipairs(type(answer) == "table" and answer or { { role = "assistant", content = answer } }) do
+    list[#list + 1] = m
+  end
+  return list
+end
+
+local FORMS = "'text', 'messages', 'prompt' and 'completion', or 'prompt', 'chosen' and 'rejected'"
+
+-- The example of one object; of preferences, its two: { chosen, rejected }.
+local function of_object(tokenizer, o, format_of, where)
+  local function answer(key)
+    if type(o.prompt) == "table" or type(o[key]) == "table" then
+      local prompt = type(o.prompt) == "table" and o.prompt or o.prompt and { { role = "user", content = o.prompt } } or {}
+      return of_messages(tokenizer, with_answer(prompt, o[key]), format_of(), where)
+    end
+    opts.expect(o.prompt, opts.string, "%s: 'prompt'", where)
+    opts.expect(o[key], opts.string, "%s: '%s'", where, key)
+    return of_completion(tokenizer, o.prompt, o[key])
+  end
+  if o.chosen ~= nil then return { chosen = answer "chosen", rejected = answer "rejected" } end
+  if o.messages ~= nil then return of_messages(tokenizer, o.messages, format_of(), where) end
+  if o.completion ~= nil then return answer "completion" end
+  if o.text ~= nil then return of_text(tokenizer, opts.expect(o.text, opts.string, "%s: 'text'", where)) end
+  errors.raise("%s has none of %s", where, FORMS)
+end
+
+--- Reads texts to fine-tune on. A file of JSON lines (.jsonl, .json) has an object a line: { text }, all of whose
+--- tokens are learned; { prompt, completion }, strings or messages, of which the completion is learned; { messages },
+--- of which the assistant's are learned; or { prompt, chosen, rejected }, for a loss on preferences. Any other file is one
+--- text. Texts end with the tokenizer's eos_id; messages are tokens as TextTokenizer:apply_chat_template makes them.
+--- Errors: an object without these keys; the message says which one.
+---@param path string  of the file
+---@param tokenizer TextTokenizer  makes the tokens
+---@param given? { chat: string|table }  chat: the format of messages (default: what the tokenizer's files say)
+---@return { ids: integer[], learned: boolean[] }[]  of preferences: { chosen, rejected }, each such a table
+function M.read(path, tokenizer, given)
+  opts.expect(path, opts.string, "%s: the path", WHO)
+  opts.need(getmetatable(tokenizer) == TextTokenizer, tokenizer, "a tokenizer", "%s: argument 2", WHO)
+  local o = opts(WHO, given, { chat = opts.any })
+  if not path:find "%.jsonl?$" then return { of_text(tokenizer, raw.read(path, WHO)) } end
+  local format
+  local function format_of()
+    format = format or chat.format(tokenizer, o.chat, WHO)
+    return format
+  end
+  local list = {}
+  for k, object in ipairs(tables.read_json_lines(path, { exact = false })) do
+    local where = ("%s: '%s', object %d"):format(WHO, path, k)
+    opts.need(type(object) == "table", object, "an object", "%s", where)
+    list[k] = of_object(tokenizer, object, format_of, where)
+    if (list[k].chosen ~= nil) ~= (list[1].chosen ~= nil) then
+      errors.raise("%s is %s, the first one is not", where, list[k].chosen and "a preference" or "no preference")
+    end
+  end
+  if #list == 0 then errors.raise("%s: '%s' has no object", WHO, path) end
+  return list
+end
+
+return M

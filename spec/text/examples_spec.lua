@@ -1,0 +1,168 @@
+-- SPDX-License-Identifier: MIT
+--- ms.text.examples and ms.text.pack: what is learned, and that packing changes no loss and no gradient.
+local ffi = require "ffi"
+local message = require "spec.support.message"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+
+if not pcall(ffi.load, "libpcre2-8.so.0") then return pending "this system has no PCRE2" end
+
+local folder, tokenizer
+
+-- The examples of a file with these lines.
+local function examples(lines, given, name)
+  local path = folder .. "/" .. (name or "data.jsonl")
+  process.write(path, lines)
+  return ms.text.examples(path, tokenizer, given)
+end
+
+-- The text of the tokens that are learned.
+local function learned(example)
+  local ids = {}
+  for k, id in ipairs(example.ids) do
+    if example.learned[k] then ids[#ids + 1] = id end
+  end
+  return tokenizer:decode(ids, { special = true })
+end
+
+setup(function()
+  folder = process.temp_folder()
+  tokenizer = ms.text.train_bpe(("question answer user assistant "):rep(9), { vocab_size = 300, special_tokens = { "<|end|>" } })
+  tokenizer.eos_id = 0
+end)
+teardown(function() process.remove_folder(folder) end)
+
+describe("ms.text.examples", function()
+  it("learns completions, answers, or whole texts, each with its end", function()
+    local list = examples [[
+{"prompt": "question 1:", "completion": "answer 1"}
+{"text": "question"}
+]]
+    assert.are.equal("answer 1<|end|>", learned(list[1]))
+    assert.are.equal("question 1:answer 1<|end|>", tokenizer:decode(list[1].ids, { special = true }))
+    assert.are.equal("question<|end|>", learned(list[2]))
+    assert.are.equal(2, #list)
+  end)
+
+  it("learns what the assistant says", function()
+    local list = examples([[
+{"prompt": [{"role": "user", "content": "question"}], "completion": "answer"}
+{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+]], { chat = "mistral" })
+    assert.are.equal("answer<|end|>", learned(list[1]))
+    assert.are.equal("b<|end|>", learned(list[2]))
+    assert.are.equal("[INST] a [/INST]b", tokenizer:decode(list[2].ids))
+  end)
+
+  it("reads pairs of a chosen and a rejected answer", function()
+    local pair = examples([[{"prompt": "question:", "chosen": "answer", "rejected": "no"}]])[1]
+    assert.are.same({ "answer<|end|>", "no<|end|>" }, { learned(pair.chosen), learned(pair.rejected) })
+  end)
+
+  it("takes another file as one text", function()
+    assert.are.equal("a question<|end|>", learned(examples("a question", nil, "data.txt")[1]))
+  end)
+
+  for label, row in ms.sorted_pairs {
+    ["an object without text"] = { '{"a": 1}', "object 1 has none of 'text', 'messages'" },
+    ["a text that is none"] = { '{"text": 1}', "object 1: 'text' is a number (1), expected a string" },
+    ["a completion without prompt"] = { '{"completion": "x"}', "object 1: 'prompt' is nil, expected a string" },
+    ["a list"] = { "[1]", "object 1 has none of 'text', 'messages'" },
+    ["a number"] = { "1", "object 1 is a number (1), expected an object" },
+    ["no object"] = { "\n", "has no object" },
+    ["pairs beside texts"] = { '{"text": "a"}\n{"prompt": "a", "chosen": "b", "rejected": "c"}', "object 2 is a preference, the first one is not" },
+    ["messages without a format"] = { '{"messages": [{"role": "user", "content": "x"}]}', "the tokenizer's files have no chat template" },
+  } do
+    it("refuses " .. label, function()
+      local text = message(examples, row[1])
+      assert.is_truthy(text:find(row[2], 1, true), text)
+    end)
+  end
+end)
+
+describe("ms.text.pack", function()
+  local function sample()
+    local lines = {}
+    for k = 1, 23 do
+      lines[k] = ('{"prompt": "question %d ", "completion": "%s"}'):format(k, ("answer "):rep(k % 5 + 1))
+    end
+    return examples(table.concat(lines, "\n"))
+  end
+
+  -- The mean loss of all learned tokens, their number, and the gradients of a small model.
+  local function measured(model, rows)
+    model:zero_grad()
+    local sum, count = 0, 0
+    for ids, given, n in rows:each(4) do
+      local loss = model(ids, given) * n
+      loss:backward()
+      sum, count = sum + loss:item(), count + n
+    end
+    local grads = {}
+    for name, p in model:named_parameters() do grads[name] = p.grad:clone() end
+    return sum / count, count, grads
+  end
+
+  it("changes no loss and no gradient", function()
+    ms.manual_seed(1)
+    local model = ms.hf.create { architectures = { "LlamaForCausalLM" }, model_type = "llama", vocab_size = 300,
+      hidden_size = 16, num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 1,
+      intermediate_size = 24 }
+    model:to "float64"
+    local list = sample()
+    local packed, alone = ms.text.pack(list, { length = 96 }), ms.text.pack(list, { length = 96, separate = true })
+    assert.is_true(packed.count < 12 and alone.count == 23)
+    assert.are.equal(packed.learned, alone.learned)
+    local loss, n, grads = measured(model, packed)
+    local right, also, expected = measured(model, alone)
+    assert.are.equal(n, also)
+    assert.is_true(math.abs(loss - right) < 1e-9)
+    for name, g in pairs(grads) do assert.is_true((g - expected[name]):abs():max():item() < 1e-6, name) end
+  end)
+
+  it("continues a long text in further rows, and cuts other examples", function()
+    local list = examples('{"text": "' .. ("question "):rep(50) .. '"}')
+    local n = #list[1].ids
+    local rows = ms.text.pack(list, { length = 16 })
+    assert.are.same({ n - 1, 0 }, { rows.learned, rows.cut })   -- every token but the first is predicted
+    local seen = {}
+    for ids, given in rows:each(1) do
+      for t, target in ipairs(given.targets:flatten():tolist()) do
+        if target ~= -100 then seen[#seen + 1] = { ids:flatten():tolist()[t], target } end
+      end
+    end
+    assert.are.equal(n - 1, #seen)
+    local cut = ms.text.pack(sample(), { length = 8, batch = 2 })
+    assert.is_true(cut.cut > 0)
+  end)
+
+  it("takes each row once an epoch, and the same steps for every number of ranks", function()
+    local list = sample()
+    local whole = ms.text.pack(list, { length = 64, batch = 4, seed = 3 })
+    local parts = {}
+    for rank = 0, 2 do parts[rank] = ms.text.pack(list, { length = 64, batch = 4, seed = 3, rank = rank, world = 3 }) end
+    local seen = {}
+    for step = 1, whole.count do
+      local ids, _, n, total = whole:step(step)
+      local all, sum = {}, 0
+      for rank = 0, 2 do
+        for part = 1, 2 do
+          local some, _, here, same = parts[rank]:step(step, part, 2)
+          assert.are.equal(total, same)
+          sum = sum + here
+          for _, row in ipairs(some and some:tolist() or {}) do all[#all + 1] = table.concat(row, " ") end
+        end
+      end
+      local right = {}
+      for k, row in ipairs(ids:tolist()) do right[k] = table.concat(row, " ") end
+      assert.are.same({ right, n }, { all, sum })
+      for _, key in ipairs(right) do seen[key] = (seen[key] or 0) + 1 end
+    end
+    for _, times in pairs(seen) do assert.are.equal(4, times) end       -- 4 epochs
+  end)
+
+  it("refuses rows that learn nothing", function()
+    local text = message(ms.text.pack, examples '{"prompt": "question answer user assistant", "completion": "x"}', { length = 2 })
+    assert.is_truthy(text:find("no token of 1 examples is learned in rows of 2 tokens", 1, true), text)
+  end)
+end)
