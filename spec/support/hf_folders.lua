@@ -35,6 +35,17 @@ function M.tensors(name, cases)
   return sd
 end
 
+--- Writes the adapters of a case of peft.json, with changes to their configuration; returns the folder's path.
+function M.adapter(case, changes)
+  local folder, sd, config = process.temp_folder(), {}, {}
+  for key, value in pairs(case.config) do config[key] = value end
+  for key, value in pairs(changes or {}) do config[key] = value end
+  for k, row in ipairs(case.tensors) do sd[row[1]] = filled(row[1], k - 1, row[2]) end
+  process.write(folder .. "/adapter_config.json", cjson.encode(config))
+  ms.save(folder .. "/adapter_model.safetensors", sd)
+  return folder
+end
+
 --- A tensor of numbers in (-1, 1), as make_hf.py's `values`.
 function M.wave(k, shape)
   return ms.tensor(values(k, numel(shape)), { dtype = "float64" }):to("float32"):reshape(shape)

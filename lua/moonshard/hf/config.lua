@@ -60,11 +60,12 @@ local function make(path, values, prefix)
   return setmetatable({ path = path, values = values, prefix = prefix or "", asked = {} }, Config)
 end
 
---- Reads FOLDER/config.json.
+--- Reads FOLDER/config.json, or another file of the folder.
 ---@param folder string
+---@param name? string
 ---@return HFConfig
-function Config.read(folder)
-  local path = folder .. "/config.json"
+function Config.read(folder, name)
+  local path = folder .. "/" .. (name or "config.json")
   local file, why = regular.open(path, "rb")
   if not file then errors.raise("hf: cannot open '%s': %s", path, tostring(why):gsub("^.-: ", "")) end
   local text = file:read(MOST + 1) or ""

@@ -79,6 +79,8 @@ local function config_text(model)
   return (text:gsub('("t?o?r?c?h?_?dtype"%s*:%s*)"[%w]*"', function(key) return key .. '"' .. dtype .. '"' end))
 end
 
+M.write = write
+
 --- Writes what belongs to new weights, and removes files of weights that a model saved there before had.
 ---@param model Module
 ---@param folder string

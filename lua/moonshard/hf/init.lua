@@ -5,6 +5,7 @@
 ---   ms.hf.save(model, "tuned/")
 --- The classes are in this folder: decoder.lua (families.lua has what differs between GPT-2, Llama and others),
 --- bert.lua, vit.lua, clip.lua, t5.lua, whisper.lua. All are made of block.lua.
+local adapters = require "moonshard.hf.adapters"
 local agree = require "moonshard.parallel.fsdp.agree"
 local Config = require "moonshard.hf.config"
 local decoder = require "moonshard.hf.decoder"
@@ -145,6 +146,11 @@ function M.save(model, folder, given)
   opts.expect(model, a_module, "hf.save: argument 1")
   opts.need(model.family and model.family.names, model, "a model of ms.hf.load", "hf.save: argument 1")
   opts.expect(folder, opts.string, "hf.save: the folder")
+  for name, m in model:named_modules() do
+    if getmetatable(m)._lora and not m.lora_merged then
+      errors.raise("hf.save: '%s' has adapters: merge() them first, or write them with hf.save_adapter", name)
+    end
+  end
   local o = opts("hf.save", given, { max_shard_size = opts.option(file_size, "5GB") })
   local most = o.max_shard_size
   if type(most) == "string" then most = tonumber(most:match "^%d+") * bytes_of[most:match "%u%u$"] end
@@ -162,5 +168,7 @@ function M.save(model, folder, given)
     if mine then folders.finish(model, folder, index, written) end
   end)
 end
+
+M.save_adapter, M.load_adapter = adapters.save, adapters.load
 
 return errors.closed(M, "hf")

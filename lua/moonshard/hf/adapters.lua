@@ -1,0 +1,123 @@
+-- SPDX-License-Identifier: MIT
+--- Adapters of nn.lora as PEFT has them: a folder with adapter_config.json and adapter_model.safetensors.
+local agree = require "moonshard.parallel.fsdp.agree"
+local Config = require "moonshard.hf.config"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local files = require "moonshard.io.files"
+local folders = require "moonshard.hf.folders"
+local json = require "moonshard.run.json"
+local lora = require("moonshard.nn.lora").lora
+local names = require "moonshard.hf.names"
+local opts = require "moonshard.core.opts"
+local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
+
+local M = {}
+
+local CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+-- Layers of a model by their names in files; transposed: the files have their weights as [in, out].
+local function layers_of(model)
+  local from_0, list = model:_names_from_0(), {}
+  for name in model:named_parameters() do
+    local layer = name:match "^(.+)%.weight$"
+    if layer then
+      local file, row = names.to_file(from_0[name], model.family.names)
+      list[layer] = { file = file:match "^(.+)%.weight$", transposed = row and row.transposed or false }
+    end
+  end
+  return list
+end
+
+local function key(file, part) return ("base_model.model.%s.lora_%s.weight"):format(file, part) end
+
+--- Writes the adapters of nn.lora as PEFT reads them: adapter_config.json and adapter_model.safetensors. Collective if
+--- the model is sharded; else rank 0 writes. Errors: adapters of an Embedding, or other parameters that are trained.
+---@param adapters LoRA  of a model of ms.hf.load
+---@param folder string  is made if it does not exist
+function M.save(adapters, folder)
+  local who, model = "hf.save_adapter", type(adapters) == "table" and adapters.model
+  opts.need(model and adapters.layers and model.family, adapters, "the adapters of a model of ms.hf.load",
+    "%s: argument 1", who)
+  opts.expect(folder, opts.string, "%s: the folder", who)
+  local layers, targets, transposed = layers_of(model), {}, false
+  local groups = agree.groups_of(model)
+  agree.together(groups, function()
+    local sd, list = adapters:state_dict(), {}
+    local alpha = sd.lora_alpha:item()
+    sd.lora_alpha = nil
+    for name, t in sorted_pairs(sd) do
+      local layer, part = name:match "^(.+)%.lora_([AB])$"
+      local of = layers[layer]
+      if not of or not of.file then
+        errors.raise("%s: '%s' is no adapter of a layer with a weight, which PEFT's file could name", who, name)
+      end
+      list[#list + 1] = { name = key(of.file, part), t = t }
+      targets[of.file:match "[^.]+$"], transposed = true, transposed or of.transposed
+    end
+    if not agree.is_first(groups) then return end
+    folder = folders.path(folder)
+    folders.make(folder)
+    local declared = {}
+    for k, e in ipairs(list) do declared[k] = { name = e.name, dtype = e.t.dtype, shape = e.t.shape } end
+    local saver = files.saver(folder .. "/" .. WEIGHTS, declared, { format = "pt" })
+    for _, e in ipairs(list) do saver:write(e.name, e.t:to "cpu":contiguous()) end
+    saver:commit()
+    folders.write(folder .. "/" .. CONFIG, json({ peft_type = "LORA", task_type = "CAUSAL_LM", inference_mode = true,
+      base_model_name_or_path = model.family.folder, r = adapters.rank, lora_alpha = alpha, lora_dropout = 0,
+      bias = "none",
+      target_modules = errors.names(targets), fan_in_fan_out = transposed }) .. "\n")
+  end)
+end
+
+-- Refuses what changes the result of adapters and is not there; true: any value that is off is accepted.
+local OFF = { "alpha_pattern", "rank_pattern", "use_dora", "use_rslora", "modules_to_save", "layers_to_transform",
+  "trainable_token_indices", "use_qalora", "lora_bias", "alora_invocation_tokens", "target_parameters" }
+
+local function expect_off(config, name)
+  local value = config:maybe(name, opts.any)
+  if value and value ~= false and not (type(value) == "table" and next(value) == nil) then
+    config:fail(name, "is %s, which Moonshard does not have", errors.show(value))
+  end
+end
+
+--- Gives a model the adapters of a folder that PEFT wrote, or ms.hf.save_adapter: it is frozen, and its layers have
+--- adapters with the folder's values. To be called before the model is sharded. Errors: kinds of adapters other than
+--- LoRA; options that change their result and that Moonshard lacks; tensors that do not fit.
+---@param model Module  of ms.hf.load
+---@param folder string  with adapter_config.json and adapter_model.safetensors
+---@return LoRA
+function M.load(model, folder)
+  local who = "hf.load_adapter"
+  opts.need(type(model) == "table" and model.family, model, "a model of ms.hf.load", "%s: argument 1", who)
+  opts.expect(folder, opts.string, "%s: the folder", who)
+  folder = folders.path(folder)
+  local config = Config.read(folder, CONFIG)
+  config:only("peft_type", "LORA")
+  config:only("bias", "none")
+  for _, name in ipairs(OFF) do expect_off(config, name) end
+  local rank = config:get("r", Config.size)
+  local alpha, reader = config:get("lora_alpha", opts.positive), files.reader(folder .. "/" .. WEIGHTS)
+  local state, used = { lora_alpha = create.tensor(alpha, { dtype = "float64" }) }, {}
+  local ok, err = pcall(function()
+    for layer, of in pairs(layers_of(model)) do
+      for _, part in ipairs { "A", "B" } do
+        local name = of.file and key(of.file, part)
+        if name and reader:has(name) then
+          used[name], state[layer .. ".lora_" .. part] = true, reader:read(name)
+        end
+      end
+    end
+    for _, name in ipairs(reader.names) do
+      if not used[name] then errors.raise("%s: '%s': the model has no layer for '%s'", who, reader.path, name) end
+    end
+    if #reader.names == 0 then errors.raise("%s: '%s' has no tensor", who, reader.path) end
+  end)
+  reader:close()
+  if not ok then error(err, 0) end
+  local adapters = lora(model, { state = state })
+  if adapters.rank ~= rank then config:fail("r", "is %d, but the adapters have rank %d", rank, adapters.rank) end
+  return adapters
+end
+
+return M

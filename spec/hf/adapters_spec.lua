@@ -1,0 +1,71 @@
+-- SPDX-License-Identifier: MIT
+--- Adapters in PEFT's files: results equal to PEFT's, and the same files back.
+local folders = require "spec.support.hf_folders"
+local golden = require "spec.support.golden"
+local message = require "spec.support.message"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+
+local cases = golden.load "peft"
+local json = require "cjson"
+
+describe("adapters of PEFT", function()
+  local made
+  before_each(function() made = {} end)
+  after_each(function()
+    for _, folder in ipairs(made) do process.remove_folder(folder) end
+  end)
+  local function keep(folder)
+    made[#made + 1] = folder
+    return folder
+  end
+
+  for name, case in ms.sorted_pairs(cases) do
+    it("give its logits, and the same files back: " .. name, function()
+      local model = ms.hf.load(keep((folders.make(name))))
+      local from, to = keep(folders.adapter(case)), keep(process.temp_folder())
+      local adapters = ms.hf.load_adapter(model, from)
+      assert.is_true(folders.off(model(folders.ids(8)), case.logits) < 1e-5)
+      ms.hf.save_adapter(adapters, to .. "/new")
+      local before, after = ms.load(from .. "/adapter_model.safetensors"), ms.load(to .. "/new/adapter_model.safetensors")
+      local n = 0
+      for key, t in pairs(after) do
+        n = n + 1
+        assert.are.same(before[key]:tolist(), t:tolist(), key)
+      end
+      assert.are.equal(#case.tensors, n)
+      local config = json.decode(process.read(to .. "/new/adapter_config.json"))
+      for _, key in ipairs { "r", "lora_alpha", "fan_in_fan_out", "peft_type", "task_type" } do
+        assert.are.equal(case.config[key], config[key], key)
+      end
+      table.sort(case.config.target_modules)
+      assert.are.same(case.config.target_modules, config.target_modules)
+      -- The merged model has the same results; an unmerged one is not a model's folder.
+      assert.is_truthy(message(ms.hf.save, model, to .. "/model"):find "has adapters: merge%(%) them first")
+      adapters:merge()
+      ms.hf.save(model, to .. "/model")
+      assert.is_true(folders.off(ms.hf.load(to .. "/model")(folders.ids(8)), case.logits) < 1e-5)
+    end)
+  end
+
+  for label, row in ms.sorted_pairs {
+    ["another kind of adapters"] = { { peft_type = "IA3" }, "key 'peft_type' is 'IA3'; only 'LORA' is supported" },
+    ["an option that Moonshard lacks"] = { { use_dora = true }, "key 'use_dora' is true, which Moonshard does not have" },
+    ["ranks by layer"] = { { rank_pattern = { q_proj = 4 } }, "key 'rank_pattern' is" },
+    ["another rank than the tensors'"] = { { r = 4 }, "key 'r' is 4, but the adapters have rank 3" },
+    ["a missing rank"] = { { r = json.null }, "key 'r' is missing" },
+  } do
+    it("are refused for " .. label, function()
+      local model = ms.hf.load(keep((folders.make "llama")))
+      local text = message(ms.hf.load_adapter, model, keep(folders.adapter(cases.llama, row[1])))
+      assert.is_truthy(text:find(row[2], 1, true), text)
+      assert.is_truthy(text:find("adapter_config.json", 1, true), text)
+    end)
+  end
+
+  it("are refused for a model without their layers", function()
+    local model = ms.hf.load(keep((folders.make "gpt2")))
+    local text = message(ms.hf.load_adapter, model, keep(folders.adapter(cases.llama)))
+    assert.is_truthy(text:find("the model has no layer for 'base_model.model.model.layers.0", 1, true), text)
+  end)
+end)
