@@ -71,7 +71,8 @@ install(FILES ${CMAKE_BINARY_DIR}/moonshard_cdef.h ${CMAKE_BINARY_DIR}/installed
 
 # ---- the command `moonshard` ----
 install(PROGRAMS scripts/moonshard DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(PROGRAMS scripts/train scripts/train.lua scripts/generate.lua scripts/repl scripts/compare scripts/doctor
+install(PROGRAMS scripts/train scripts/train.lua scripts/finetune scripts/finetune.lua scripts/generate.lua scripts/repl
+  scripts/compare scripts/doctor
   DESTINATION ${MS_LUADIR}/moonshard/scripts)
 install(FILES scripts/support/doctor.lua scripts/support/usage.lua DESTINATION ${MS_LUADIR}/moonshard/scripts/support)
 install(FILES scripts/packaging/completion.bash DESTINATION ${MS_COMPLETIONS_BASH} RENAME moonshard)

@@ -90,7 +90,8 @@ end)
 describe("completion", function()
   it("offers commands, options that begin with the word, and the words that an option accepts", function()
     assert.are.same({ "train" }, (complete "moonshard t"))
-    assert.are.same({ "train", "generate", "repl", "compare", "doctor", "help", "version" }, (complete "moonshard ''"))
+    assert.are.same({ "train", "finetune", "generate", "repl", "compare", "doctor", "help", "version" },
+      (complete "moonshard ''"))
     assert.are.same({ "--dim", "--dropout", "--dtype", "--device", "--data" }, (complete "moonshard train --d"))
     assert.are.same({ "--no-install", "--no-bench" }, (complete "scripts/test --no"))
     assert.are.same({ "real", "emulated", "null" }, (complete "scripts/gpu_check --device ''"))
@@ -160,7 +161,7 @@ describe("the manual page", function()
     local text = process.read(page):gsub("\\%-", "-")
     assert.is_truthy(text:find('"Moonshard 1.2.3"', 1, true))
     local n = 0
-    for _, command in ipairs { "train", "generate", "repl", "compare", "doctor" } do
+    for _, command in ipairs { "train", "finetune", "generate", "repl", "compare", "doctor" } do
       for _, option in ipairs((complete(("moonshard %s --"):format(command)))) do
         n = n + 1
         assert.is_truthy(text:find("\\fB" .. option .. "\\fR", 1, true), option)

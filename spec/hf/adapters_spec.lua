@@ -41,7 +41,7 @@ describe("adapters of PEFT", function()
       table.sort(case.config.target_modules)
       assert.are.same(case.config.target_modules, config.target_modules)
       -- The merged model has the same results; an unmerged one is not a model's folder.
-      assert.is_truthy(message(ms.hf.save, model, to .. "/model"):find "has adapters: merge%(%) them first")
+      assert.is_truthy(message(ms.hf.save, model, to .. "/model"):find "of adapters, call merge%(%) first")
       adapters:merge()
       ms.hf.save(model, to .. "/model")
       assert.is_true(folders.off(ms.hf.load(to .. "/model")(folders.ids(8)), case.logits) < 1e-5)

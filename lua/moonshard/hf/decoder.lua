@@ -23,6 +23,7 @@ local errors = require "moonshard.core.errors"
 local generation = require "moonshard.text.generation"
 local block = require "moonshard.hf.block"
 local masks = require "moonshard.hf.masks"
+local checkpoint = require("moonshard.autograd.function").checkpoint
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local rotary = require "moonshard.hf.rotary"
@@ -37,6 +38,7 @@ local options = {
 ---@field embed Embedding
 ---@field layers HFBlock[]
 ---@field norm Module
+---@field recompute? boolean  backward computes each layer again, instead of keeping its activations
 local Decoder = nn.Module:extend "HFDecoder"
 
 ---@param o table  what a family made of config.json (families.lua)
@@ -48,6 +50,17 @@ function Decoder:init(o)
   self.layers = block.stack(o)
   self.norm = block.norm(o)
   self.options, self.rates = o, o.rotary and rotary.rates(o.rotary)
+end
+
+-- A layer whose activations backward computes again. The checkpoint keeps the tensors that it is given.
+local function recomputed(layer, x, call)
+  local turns = call.turns or {}
+  return checkpoint(function(stream, mask, cos, sin)
+    local see = {}
+    for key, value in pairs(call.see) do see[key] = value end
+    see.attn_mask = mask
+    return layer(stream, { see = see, turns = cos and { cos = cos, sin = sin } })
+  end, x, call.see.attn_mask, turns.cos, turns.sin)
 end
 
 ---@param ids Tensor  int64 [B, T]
@@ -77,7 +90,9 @@ function Decoder:forward(ids, given)
   local call = { cache = cache, turns = self.rates and rotary.table(self.rates, positions, x.dtype, last),
     see = masks.causal { B = B, T = T, S = past + T, attention_mask = given.attention_mask, segments = given.segments,
       who = o.name } }
-  for _, layer in ipairs(self.layers) do x = layer(x, call) end
+  for _, layer in ipairs(self.layers) do
+    if self.recompute and not cache then x = recomputed(layer, x, call) else x = layer(x, call) end
+  end
   if cache then cache.length = past + T end
   return self.norm(x)
 end

@@ -107,7 +107,7 @@ function M.load(folder, given)
 end
 
 --- Reads the weights of a folder into a model that has its names and shapes. Collective if the model is sharded: each
---- rank then reads its own shards from the files. Parameters on "meta" get memory on the CPU, or on the device where
+--- rank then reads its own shards from the files. Parameters on "meta" get memory on the default device, or on that where
 --- they were sharded for.
 ---@param model Module  of ms.hf.load or ms.hf.create
 ---@param folder? string  (default: the folder that the model was made of)
@@ -146,11 +146,6 @@ function M.save(model, folder, given)
   opts.expect(model, a_module, "hf.save: argument 1")
   opts.need(model.family and model.family.names, model, "a model of ms.hf.load", "hf.save: argument 1")
   opts.expect(folder, opts.string, "hf.save: the folder")
-  for name, m in model:named_modules() do
-    if getmetatable(m)._lora and not m.lora_merged then
-      errors.raise("hf.save: '%s' has adapters: merge() them first, or write them with hf.save_adapter", name)
-    end
-  end
   local o = opts("hf.save", given, { max_shard_size = opts.option(file_size, "5GB") })
   local most = o.max_shard_size
   if type(most) == "string" then most = tonumber(most:match "^%d+") * bytes_of[most:match "%u%u$"] end

@@ -3,6 +3,7 @@
 --- A rank reads the bytes of its own shards only; a tensor that is transposed or sharded along columns is read whole,
 --- one at a time. Writing gathers one tensor at a time, and the first rank writes it.
 local agree = require "moonshard.parallel.fsdp.agree"
+local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.files"
 local lfs = require "lfs"
@@ -138,7 +139,7 @@ local function make_room(model, added)
   local is_on_meta = false
   for _, p in ipairs(model:parameters()) do is_on_meta = is_on_meta or p.device == "meta" end
   if not is_on_meta then return end
-  model:to_empty(model.family.device or "cpu")
+  model:to_empty(model.family.device or dtypes.default_device())
   local done = {}
   for _, e in ipairs(added) do
     if not done[e.owner] then e.owner:reset_parameters() end

@@ -66,6 +66,7 @@ os.remove(path)
 
 local causal_model = ms.hf.create({ model_type = "gpt2", vocab_size = 2, n_embd = 2, n_layer = 1, n_head = 1 })
 local tokenizer = ms.text.train_bpe("", { vocab_size = 256 })
+local text_rows = ms.text.pack({ { ids = { 1, 2 }, learned = { true, true } } }, { length = 2 })
 local profile = ms.profiler.start()
 profile:stop()
 local steps_class
@@ -325,6 +326,7 @@ return {
       section("Functions", "text.", ms.text),
       section("Methods of TextTokenizer", "TextTokenizer:", methods_of(tokenizer)),
       section("Methods of TextStream", "TextStream:", methods_of(tokenizer:stream())),
+      section("Methods of TextRows", "TextRows:", methods_of(text_rows), "step each"),
     },
   },
   {

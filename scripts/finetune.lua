@@ -1,0 +1,287 @@
+#!/usr/bin/env luajit
+-- SPDX-License-Identifier: MIT
+--- Fine-tunes a model of a Hugging Face folder, sharded over the ranks:
+---   scripts/finetune --model FOLDER --data FILE       builds, and starts two ranks
+---   mpirun -n 2 luajit scripts/finetune.lua --model FOLDER --data FILE
+--- The loss counts completions and answers only; with the same seed every number of ranks takes the same steps.
+local here = arg[0]:match "^(.*)/[^/]*$" or "."
+package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
+
+local cli = require "moonshard.run.cli"
+
+-- ---- options ---------------------------------------------------------------------------------------
+
+local OPTIONS = {
+  -- name, kind, default, description
+  { "model", "path", nil, "folder of the model: config.json, weights and tokenizer" },
+  { "data", "path", nil,
+  "JSON lines of prompt and completion, messages, or text (.jsonl); of prompt, chosen and rejected for --dpo; or plain text" },
+  { "validation", "path", nil, "a file like --data to validate on (default: every twentieth example of --data)" },
+  { "chat", "text", nil, "the format of messages, such as chatml or llama3 (default: what the tokenizer's files say)" },
+  { "epochs", "count", 1, "times that each example is seen" },
+  { "steps", "count", nil, "optimizer steps, in place of --epochs" },
+  { "length", "count", 512, "tokens of a row, into which several examples are packed" },
+  { "batch", "count", 8, "rows per step, over all ranks; pairs with --dpo" },
+  { "accumulate", "count", 1, "micro-batches per step and rank" },
+  { "lora", "count", nil, "train low-rank adapters of this rank, and leave the weights as they are" },
+  { "lora-alpha", "positive", nil, "factor of the adapters, over their rank (default: twice the rank)" },
+  { "lora-dropout", "share", 0, "dropout before the adapters" },
+  { "dpo", "flag", false, "learn preferences (Rafailov et al. 2023) against the model as it is at the start" },
+  { "beta", "positive", 0.1, "with --dpo: how strongly the model is held to the one at the start" },
+  { "lr", "positive", nil, "highest learning rate (default: 2e-5; 2e-4 with --lora; 1e-6 and 1e-5 with --dpo)" },
+  { "warmup", "share", 0.03, "share of the steps with linear warm-up, followed by cosine decay to a tenth" },
+  { "weight-decay", "share", 0, "weight decay of AdamW, on matrices" },
+  { "clip", "positive", 1, "maximum gradient norm" },
+  { "seed", "whole", 1, "seed of the order of the examples, dropout and adapters" },
+  { "dtype", cli.one_of("float32", "bfloat16"), "float32", "dtype of computation; weights and optimizer stay float32" },
+  { "device", "text", "cpu", "device to compute on" },
+  { "recompute", "flag", false, "compute each block again in backward, to save memory" },
+  { "eval-every", "whole", nil, "steps between validations (default: a quarter of the steps); 0: only at the end" },
+  { "save", "count", nil, "a checkpoint every so many steps" },
+  { "resume", "path", nil, "continue a run from its latest checkpoint; the options are those of the run" },
+  { "out", "path", nil, "folder of the run (default: a new one in runs/); the model is written to OUT/model" },
+  { "quiet", "flag", false, "print only errors" },
+}
+
+local given = cli.parse("finetune", "Fine-tunes a model of a Hugging Face folder, sharded over the ranks.", OPTIONS, arg)
+local stop = function(...) cli.stop("finetune", ...) end
+
+local ms = require "moonshard"
+local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
+local checkpoints = require "moonshard.run.checkpoint"
+local preferences = require "moonshard.hf.preferences"
+local progress = require "moonshard.run.progress"
+local run_folder = require "moonshard.run.folder"
+
+-- SIGUSR1: save a checkpoint and continue; SIGUSR2, SIGTERM: save a checkpoint and exit with status 75
+fsdp.catch_checkpoint_signals()
+progress.new { silent = given.quiet or cli.launched() ~= 0 }
+
+local started, resumed = ms.time(), nil
+if given.resume then
+  local file, err = run_folder.find_checkpoint(given.resume)
+  if not file then stop("--resume: %s", err) end
+  local ok, opened = pcall(checkpoints.open, file)
+  if not ok then stop("--resume: %s", opened) end
+  resumed = opened
+  if not resumed.config.model then stop("--resume: '%s' is no run of scripts/finetune", given.resume) end
+end
+local config = {}
+for _, o in ipairs(OPTIONS) do
+  local name = o[1]
+  config[name] = resumed and resumed.config[name]
+  if given[name] ~= nil then
+    if resumed and name ~= "resume" and name ~= "quiet" and config[name] ~= given[name] then
+      stop("--%s cannot change in a resumed run", name)
+    end
+    config[name] = given[name]
+  end
+  if config[name] == nil then config[name] = o[3] end
+end
+for _, name in ipairs { "model", "data" } do
+  if not config[name] then stop("--%s is missing, expected %s", name, name == "model" and "a model's folder" or "a file") end
+end
+local device_ok, device_error = pcall(ms.set_default_device, config.device)
+if not device_ok then stop("--device: %s", device_error) end
+
+dist.init()
+local rank, world = dist.rank(), dist.world_size()
+if config.batch < world * config.accumulate then
+  stop("--batch is %d, expected at least %d (ranks) * %d (--accumulate)", config.batch, world, config.accumulate)
+end
+
+-- Calls fn; its error ends the script with one line, which names the option.
+local function try(option, fn, ...)
+  local ok, result = pcall(fn, ...)
+  if not ok then stop("--%s: %s", option, (tostring(result):gsub("^[^\n]-:%d+: ", ""))) end
+  return result
+end
+
+-- ---- examples --------------------------------------------------------------------------------------
+
+local tokenizer = try("model", ms.text.tokenizer, config.model)
+local examples, held = try("data", ms.text.examples, config.data, tokenizer, { chat = config.chat }), nil
+if config.validation then
+  held = try("validation", ms.text.examples, config.validation, tokenizer, { chat = config.chat })
+elseif #examples >= 20 then
+  local kept = {}
+  held = {}
+  for k, example in ipairs(examples) do table.insert(k % 20 == 0 and held or kept, example) end
+  examples = kept
+end
+for _, option in ipairs { "data", "validation" } do
+  local list = option == "data" and examples or held
+  if list and (list[1].chosen ~= nil) ~= config.dpo then
+    stop("--%s has %s", option, config.dpo and "no pairs of 'chosen' and 'rejected', which --dpo needs"
+      or "pairs of 'chosen' and 'rejected': give --dpo")
+  end
+end
+local packing = { length = config.length, batch = config.batch, seed = config.seed, rank = rank, world = world }
+local make = config.dpo and preferences.new or ms.text.pack
+local rows = try("data", make, examples, packing)
+local validation = held and try("validation", make, held, packing)
+local steps = config.steps or math.ceil(config.epochs * rows.count / config.batch)
+if resumed and resumed.step >= steps then stop("--resume: '%s' has all %d steps", given.resume, steps) end
+local eval_every = config["eval-every"] or math.max(1, math.floor(steps / 4))
+
+-- ---- model, sharding, optimizer --------------------------------------------------------------------
+
+ms.manual_seed(config.seed)
+-- No rank ever holds the whole model: each reads its own shards.
+local model = try("model", ms.hf.load, config.model, { dtype = "float32", device = "meta" })
+if not model.lm_head then stop("--model: %s is no language model", model.family.architecture) end
+local adapters = config.lora and nn.lora(model, { rank = config.lora, alpha = config["lora-alpha"] or 2 * config.lora,
+  dropout = config["lora-dropout"], target = function(name, m) return name:find "layers%." and m:isa(nn.Linear) end })
+model:train()
+local numbers = 0
+for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
+local precision = config.dtype ~= "float32" and fsdp.MixedPrecisionPolicy { param_dtype = config.dtype,
+  reduce_dtype = "float32" } or nil
+for _, layer in ipairs(model.model.layers) do fsdp.fully_shard(layer, { mp_policy = precision }) end
+fsdp.fully_shard(model, { mp_policy = precision })
+try("model", ms.hf.load_weights, model)
+model.model.recompute = config.recompute
+
+local matrices, vectors = {}, {}
+for _, p in ipairs(adapters and adapters:parameters() or model:parameters()) do
+  table.insert(p.ndim >= 2 and matrices or vectors, p)
+end
+local lr = config.lr or (config.dpo and 1e-6 or 2e-5) * (config.lora and 10 or 1)
+local groups = { { params = matrices } }
+if #vectors > 0 then groups[2] = { params = vectors, weight_decay = 0 } end
+local optimizer = optim.AdamW(groups, { lr = lr, weight_decay = config["weight-decay"] })
+-- The reference of --dpo is the model before the first step, also in a resumed run.
+if config.dpo then
+  rows:remember(model)
+  if validation then validation:remember(model) end
+end
+local first = 0
+if resumed then
+  resumed:load_model(model)
+  resumed:load_training(model, optimizer)
+  resumed:close()
+  first = resumed.step
+end
+local schedule = optim.lr_scheduler.cosine(optimizer, { steps = steps, warmup = math.floor(config.warmup * steps),
+  min_factor = 0.1 })
+local base = {}
+for k = 1, #groups do base[k] = lr end
+schedule:load_state_dict { step = first, base_lrs = base }
+
+-- ---- the run and its output ------------------------------------------------------------------------
+
+local trained_from
+local run = try("out", ms.run.start, {
+  name = "finetune", config = config, total = steps, out = resumed and (resumed.path:match "^(.*)/[^/]*$" or ".")
+    or config.out, resume = resumed ~= nil, first = first, model = model, optimizer = optimizer, tokens = config.batch
+    * config.length, dtype = config.dtype, quiet = config.quiet,
+  line = function(m)
+    return ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(m.loss, m.lr, m.grad_norm,
+      m.tokens_per_second / 1e3, (ms.time() - trained_from) / (m.step - first) * (steps - m.step))
+  end,
+})
+local function say(...) run:say(...) end
+say("%s of %.1f M parameters; %d rank%s, %s", model.family.architecture, numbers / 1e6, world, world == 1 and "" or "s",
+  config.dtype)
+if adapters then say("adapters of rank %d: %d of %d parameters are trained", config.lora, adapters:count()) end
+say("%d examples: %s; %d to validate; %d steps of %d", #examples, tostring(rows), held and #held or 0, steps, config.batch)
+if rows.cut > 0 then say("%d examples are longer than --length %d, and lose their end", rows.cut, config.length) end
+say("run: %s%s", run.path, resumed and (", from step %d"):format(first) or "")
+
+-- ---- parts of a step -------------------------------------------------------------------------------
+
+local function sum_over_ranks(...)
+  local t = ms.tensor({ ... }, { dtype = "float64" })
+  if world > 1 then dist.all_reduce(t) end
+  return unpack(t:tolist())
+end
+
+-- The mean loss of a micro-batch, over its n learned tokens or pairs.
+local function loss_of(ids, options)
+  if config.dpo then return preferences.loss(model, ids, options, config.beta) end
+  return model(ids, options)
+end
+
+local function train(step)
+  local sum = 0
+  for part = 1, config.accumulate do
+    if config.accumulate > 1 then model:set_requires_gradient_sync(part == config.accumulate) end
+    local ids, options, n, total = rows:step(step, part, config.accumulate)
+    local loss = loss_of(ids, options)
+    -- Every learned token of the step has the same weight. The factor world cancels the mean over ranks.
+    local weighted = loss * (n / total * world)
+    weighted:backward()
+    sum = sum + (n > 0 and loss:item() * n / total or 0)
+  end
+  local norm = optimizer:step_clipped(config.clip):item()
+  optimizer:zero_grad()
+  local now = schedule.last_lr[1]
+  schedule:step()
+  return (sum_over_ranks(sum)), norm, now
+end
+
+local function validate(step)
+  model:eval()
+  local sum, count, right = 0, 0, 0
+  ms.no_grad(function()
+    for ids, options, n in validation:each() do
+      ms.scope(function()
+        local loss, better = loss_of(ids, options)
+        if n > 0 then sum, right = sum + loss:item() * n, right + (better or 0) end
+      end)
+      count = count + n
+    end
+  end)
+  model:train()
+  sum, count, right = sum_over_ranks(sum, count, right)
+  local mean = sum / count
+  if config.dpo then
+    run:log { step = step, val_loss = mean, val_accuracy = right / count }
+    return ("validation %.4f, %.0f %% of %d pairs are ordered rightly"):format(mean, 100 * right / count, count)
+  end
+  run:log { step = step, val_loss = mean, perplexity = math.exp(mean) }
+  return ("validation %.4f nats/token, perplexity %.2f"):format(mean, math.exp(mean))
+end
+
+-- ---- training --------------------------------------------------------------------------------------
+
+local kept, step_now = {}, first
+for _, o in ipairs(OPTIONS) do
+  if o[1] ~= "resume" and o[1] ~= "quiet" then kept[o[1]] = config[o[1]] end
+end
+
+cli.run("finetune", function()
+  if validation and first == 0 then say("step 0: %s", validate(0)) end
+  for step in ms.steps(steps, { from = first + 1 }) do
+    step_now, trained_from = step, trained_from or ms.time()
+    local loss, norm, now = train(step)
+    run:log { step = step, loss = loss, lr = now, grad_norm = norm }
+    if loss ~= loss or not checkpoints.finite(model) then
+      run:finish()
+      if rank == 0 then io.stderr:write(("finetune: the loss of step %d is not finite: ended without a model; a smaller --lr may help\n"):format(step)) end
+      dist.finalize()
+      os.exit(1, true)
+    end
+    if validation and (step == steps or eval_every > 0 and step % eval_every == 0) then
+      say("step %d: %s", step, validate(step))
+    end
+    local wanted = fsdp.checkpoint_wanted()
+    if step < steps and (wanted or config.save and step % config.save == 0) then
+      say("step %d: checkpoint: %s", step, run:checkpoint { config = kept })
+      if wanted == "stop" then
+        run:finish()
+        dist.finalize()
+        os.exit(75, true)
+      end
+    end
+  end
+  run.bar:finish()
+  if adapters then
+    ms.hf.save_adapter(adapters, run.path .. "/adapter")
+    say("adapters: %s/adapter", run.path)
+    adapters:merge()
+  end
+  ms.hf.save(model, run.path .. "/model")
+  say("model: %s/model; %.1f s in total", run.path, ms.time() - started)
+  run:finish()
+end, function() return ("in step %d of %d; the run's metrics are in %s"):format(step_now, steps, run.path) end)

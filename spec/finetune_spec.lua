@@ -1,0 +1,134 @@
+-- SPDX-License-Identifier: MIT
+--- scripts/finetune.lua as users start it: from a model's folder and a file to a tuned folder, alone and over ranks.
+local cjson = require "cjson"
+local ffi = require "ffi"
+local lfs = require "lfs"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+local ranks = require "spec.support.ranks"
+
+if not pcall(ffi.load, "libpcre2-8.so.0") then return pending "this system has no PCRE2" end
+
+local folder
+
+-- A small Llama with a tokenizer and the files of data.
+local function make()
+  folder = process.temp_folder()
+  local base = folder .. "/base"
+  lfs.mkdir(base)
+  ms.text.train_bpe(("Number twice is "):rep(20) .. "0123456789", { vocab_size = 280, special_tokens = { "<|end|>",
+    "<|im_start|>", "<|im_end|>" } }):save(base .. "/tokenizer.json")
+  process.write(base .. "/tokenizer_config.json", '{"eos_token": "<|end|>"}')
+  ms.manual_seed(3)
+  ms.hf.save(ms.hf.create { architectures = { "LlamaForCausalLM" }, model_type = "llama", vocab_size = 280,
+    hidden_size = 16, num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 1,
+    intermediate_size = 24 }, base)
+  local files = { pc = {}, chat = {}, dpo = {} }
+  for k = 1, 40 do
+    files.pc[k] = ('{"prompt": "Number %d:", "completion": " twice is %d"}'):format(k, 2 * k)
+    files.chat[k] = cjson.encode { messages = { { role = "user", content = "Number " .. k },
+      { role = "assistant", content = "twice is " .. 2 * k } } }
+    files.dpo[k] = ('{"prompt": "Number %d:", "chosen": " twice is %d", "rejected": " %d, or so"}'):format(k, 2 * k, k)
+  end
+  for name, lines in pairs(files) do process.write(("%s/%s.jsonl"):format(folder, name), table.concat(lines, "\n")) end
+end
+
+-- Runs the script over n ranks (0: without mpirun) into folder/out.
+local function tune(n, out, options)
+  local words = { "--quiet" }
+  local fixed = { model = folder .. "/base", data = folder .. "/pc.jsonl", out = folder .. "/" .. out, length = 48,
+    batch = 2, epochs = 2, lr = 1e-2 }
+  if options.resume then fixed = {} end
+  for name, value in pairs(options) do fixed[name] = value end
+  for name, value in ms.sorted_pairs(fixed) do
+    words[#words + 1] = "--" .. name
+    if value ~= true then words[#words + 1] = tostring(value) end
+  end
+  return ranks.run(n, process.root .. "/scripts/finetune.lua", { args = words })
+end
+
+local function ok(job) assert.are.equal(0, job.code, job.stderr .. job.stdout) end
+
+-- The values of a metric, in order.
+local function values(out, name)
+  local list = {}
+  for line in process.read(("%s/%s/metrics.jsonl"):format(folder, out)):gmatch "[^\n]+" do
+    list[#list + 1] = cjson.decode(line)[name]
+  end
+  return list
+end
+
+local function weights(out) return ms.load(("%s/%s/model/model.safetensors"):format(folder, out)) end
+
+local function same_bits(a, b)
+  for name, t in pairs(a) do assert.is_true(t:eq(b[name]):all():item(), name) end
+end
+
+describe("scripts/finetune.lua", function()
+  setup(make)
+  teardown(function() process.remove_folder(folder) end)
+
+  it("learns completions, and writes a folder that loads", function()
+    ok(tune(0, "alone", { save = 5 }))
+    local found = values("alone", "perplexity")
+    assert.is_true(found[#found] < 0.3 * found[1])
+    local model = ms.hf.load(folder .. "/alone/model")
+    assert.are.equal(280, model(ms.zeros({ 1, 3 }, { dtype = "int64" })):size(3))
+    assert.is_truthy(ms.text.tokenizer(folder .. "/alone/model").eos_id)
+  end)
+
+  it("takes the same steps over ranks, in micro-batches and with activations computed again", function()
+    local right = values("alone", "loss")
+    for _, case in ipairs { { "two", 2, {} }, { "parts", 0, { accumulate = 2 } }, { "again", 2, { recompute = true } } } do
+      ok(tune(case[2], case[1], case[3]))
+      local found = values(case[1], "loss")
+      assert.are.equal(#right, #found)
+      for k, loss in ipairs(found) do assert.is_near(right[k], loss, 2e-4, case[1]) end
+    end
+  end)
+
+  it("resumes with the bits of a run that was not interrupted", function()
+    os.execute(("cp -r '%s/alone' '%s/resumed'"):format(folder, folder))
+    for name in lfs.dir(folder .. "/resumed") do
+      local step = tonumber(name:match "^step%-(%d+)%.safetensors$")
+      if step and step > 5 then os.remove(folder .. "/resumed/" .. name) end
+    end
+    ok(tune(0, "", { resume = folder .. "/resumed" }))
+    same_bits(weights "alone", weights "resumed")
+  end)
+
+  it("trains adapters over ranks, whose merged folder and PEFT's are the same model", function()
+    ok(tune(2, "lora", { lora = 3, data = folder .. "/chat.jsonl", chat = "chatml", dtype = "bfloat16" }))
+    local found = values("lora", "val_loss")
+    assert.is_true(found[#found] < found[1])
+    local model, ids = ms.hf.load(folder .. "/base"), ms.arange(0, 8, { dtype = "int64" }):reshape(1, 8)
+    ms.hf.load_adapter(model, folder .. "/lora/adapter")
+    assert.is_true((model(ids) - ms.hf.load(folder .. "/lora/model")(ids)):abs():max():item() < 1e-5)
+  end)
+
+  it("learns preferences, beginning at ln 2", function()
+    ok(tune(2, "dpo", { dpo = true, data = folder .. "/dpo.jsonl" }))
+    local found, right = values("dpo", "val_loss"), values("dpo", "val_accuracy")
+    assert.is_near(math.log(2), found[1], 1e-6)
+    assert.is_near(math.log(2), values("dpo", "loss")[1], 1e-6)
+    assert.is_true(found[#found] < 0.3)
+    assert.are.equal(1, right[#right])
+  end)
+
+  for label, case in ms.sorted_pairs {
+    ["no model"] = { { model = "/nowhere" }, "^finetune: %-%-model: tokenizer: cannot" },
+    ["no data"] = { { data = "/nowhere.jsonl" }, "^finetune: %-%-data: [^\n]*/nowhere.jsonl" },
+    ["texts for preferences"] = { { dpo = true }, "^finetune: %-%-data has no pairs of 'chosen' and 'rejected'" },
+    ["rows without a learned token"] = { { length = 2 }, "^finetune: %-%-data: pack: no token of %d+ examples is learned" },
+    ["a batch smaller than its parts"] = { { accumulate = 3 }, "%-%-batch is 2, expected at least 1 %(ranks%) %* 3" },
+    ["messages without a format"] = { function() return { data = folder .. "/chat.jsonl" } end, "have no chat template; pass option 'chat'" },
+  } do
+    it("refuses " .. label .. " in one line, with status 2", function()
+      local options = type(case[1]) == "function" and case[1]() or case[1]
+      local job = tune(0, "wrong", options)
+      assert.are.equal(2, job.code, job.stderr)
+      assert.matches(case[2], job.stderr)
+      assert.matches("^[^\n]*\n$", job.stderr)
+    end)
+  end
+end)
