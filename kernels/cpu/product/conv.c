@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/conv.c -- convolutions on the CPU. oneDNN computes large ones in float32 without groups, where it has a
-// fast kernel (cpu/product/onednn_conv.c). For all others each image is unfolded to a matrix with one row per kernel
-// element (im2col), and one matrix product per group computes the output, in every float dtype and with the guarantees
-// of products (fixed order of sums, any number of threads). The matrices of small images are multiplied side by side,
-// as few as give a product COLUMNS columns or more; their number depends on shapes alone. For a kernel of size 1 with
-// stride 1, no padding and no bias, an image that is multiplied alone is itself its matrix, and nothing is copied.
+// fast kernel (cpu/product/onednn_conv.c); conv_depthwise.c those whose groups have one input channel. For all others
+// each image is unfolded to a matrix with one row per kernel element (im2col), and one matrix product per group
+// computes the output, in every float dtype and with the guarantees of products (fixed order of sums, any number of
+// threads). The matrices of small images are multiplied side by side, as few as give a product COLUMNS columns or more;
+// their number depends on shapes alone. For a kernel of size 1 with stride 1, no padding and no bias, an image that is
+// multiplied alone is itself its matrix, and nothing is copied.
 //
 // A convolution (rows/spatial/conv.h) has three parts: its output, the gradient of its weight, and that of its image. A
 // transposed convolution computes the third from its input, and its gradients are the other two.
@@ -226,6 +227,12 @@ static ms_conv_work work_of(const job *j, int result, const ms_tensor *x, const 
                             .what = j->what };
 }
 
+static ms_status directly(const ms_conv_work *c, bool *done)
+{
+    MS_TRY(ms__conv_depthwise(c, done));
+    return *done ? MS_OK : ms__conv_onednn(c, done);
+}
+
 // ---- the output -----------------------------------------------------------------------------------
 
 // The weight with the bias as an additional column, O x (K + 1).
@@ -259,7 +266,7 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
     if (y->numel == 0) return MS_OK;
     ms_conv_work whole = work_of(j, MS_CONV_OUTPUT, x, w, y);
     if (b) whole.bias = ms__data(b);
-    ms_status st = ms__conv_onednn(&whole, &done);
+    ms_status st = directly(&whole, &done);
     if (st != MS_OK || done) return st;
     st = make_room(j, &room, &rows, b != NULL);
     if (st == MS_OK && b) st = ms__alloc_scratch(&wide, (size_t)(j->v.out * K) * j->size, j->what);
@@ -291,7 +298,7 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
     if (j->v.n == 0 || j->L == 0) return ms__zero(dw);
     bool done;
     const ms_conv_work whole = work_of(j, MS_CONV_WEIGHT, x, dw, g);
-    ms_status st = ms__conv_onednn(&whole, &done);
+    ms_status st = directly(&whole, &done);
     if (st != MS_OK || done) return st;
     st = make_room(j, &room, &rows, 0);
     if (st == MS_OK && j->v.n > j->at_once) st = ms__alloc_scratch(&part, (size_t)(j->M * j->K) * j->size, j->what);
@@ -321,7 +328,7 @@ static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, 
     if (j->M == 0 || j->L == 0) return ms__zero(dx);
     bool done;
     const ms_conv_work whole = work_of(j, MS_CONV_IMAGE, dx, w, g);
-    ms_status st = ms__conv_onednn(&whole, &done);
+    ms_status st = directly(&whole, &done);
     if (st != MS_OK || done) return st;
     st = make_room(j, &room, &rows, 0);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv_work.h -- convolutions by oneDNN (cpu/product/onednn_conv.c).
+// cpu/product/conv_work.h -- convolutions that are no products of unfolded images: those of oneDNN and depthwise ones.
 #ifndef MS_CONV_WORK_H
 #define MS_CONV_WORK_H
 
@@ -22,6 +22,10 @@ typedef struct ms_conv_work {
 // Computes a convolution by oneDNN. Sets *done to false and computes nothing unless it is in float32, without groups
 // and large enough, and oneDNN has a fast kernel. The bits depend on sizes and the CPU, never on the number of threads.
 ms_status ms__conv_onednn(const ms_conv_work *c, bool *done);
+
+// Computes a convolution directly if its groups have one input channel (cpu/product/conv_depthwise.c); sets *done to
+// whether it has.
+ms_status ms__conv_depthwise(const ms_conv_work *c, bool *done);
 
 // Initialises oneDNN on the first call; false if that fails (cpu/product/onednn.c).
 bool ms__onednn_ready(void);
