@@ -226,3 +226,99 @@ describe("the filters of sampling", function()
     end)
   end
 end)
+
+describe("generate of models.GPT", function()
+  it("with a cache gives the tokens of whole texts, also beyond the context", function()
+    for _, position in ipairs { "learned", "alibi" } do
+      ms.manual_seed(2)
+      local gpt = require "moonshard.models.gpt" { vocab = 20, context = 24, layers = 2, heads = 2, dim = 16,
+        position = position, init_std = 0.5 }
+      for _, texts in ipairs { { { 1, 2, 3 } }, { { 1, 2, 3, 4, 5, 6 }, { 7 } } } do
+        local _, a = gpt:generate(texts, { max_new_tokens = 15 })
+        local _, b = gpt:generate(texts, { max_new_tokens = 15, use_cache = false })
+        assert.are.same(a, b)
+        local _, long = gpt:generate(texts, { max_new_tokens = 60 })
+        assert.are.equal(60, #long[1])
+        -- After the context is full, the text goes on from its last half.
+        local half = { unpack(long[1], 24 - #texts[1] + 2 - 12, 24 - #texts[1] + 1) }
+        if #texts == 1 then
+          local _, again = gpt:generate({ half }, { max_new_tokens = 10 })
+          assert.are.same(again[1], { unpack(long[1], 24 - #texts[1] + 2, 24 - #texts[1] + 11) })
+        end
+      end
+      assert.is_true(gpt.training)
+    end
+  end)
+end)
+
+describe("a text ends", function()
+  local letters = {}
+  for k = 0, 25 do letters[k] = string.char(97 + k) end
+  local tokenizer = { decode = function(_, ids)
+    local list = {}
+    for k, id in ipairs(ids) do list[k] = letters[id] end
+    return table.concat(list)
+  end }
+  -- After token k comes k + 1.
+  local After = ms.nn.Module:extend "After"
+  function After.forward(_, ids) return ms.nn.F.one_hot((ids + 1):remainder(26), 26):float() end
+
+  local function new_of(o)
+    o.use_cache = false
+    return select(2, generate(After(), { { 0 }, { 20 } }, o))
+  end
+
+  it("with a token of eos_token_id, one of the model's configuration, or max_new_tokens", function()
+    assert.are.same({ { 1, 2, 3 }, { 21, 22, 23, 24 } }, new_of { eos_token_id = { 3, 24 } })
+    assert.are.same({ { 1, 2 }, { 21, 22 } }, new_of { eos_token_id = 3, max_new_tokens = 2 })
+    local ids = generate(After(), { { 0 }, { 20 } }, { eos_token_id = { 3, 22 }, pad_token_id = 9, use_cache = false })
+    assert.are.same({ { 0, 1, 2, 3 }, { 20, 21, 22, 9 } }, ids:tolist())
+    local model = After()
+    model.config = { eos_token_id = { 2 } }
+    assert.are.same({ { 1, 2 } }, select(2, generate(model, { { 0 } }, { use_cache = false })))
+  end)
+
+  it("with a stop text, also one that begins in one token and ends in another", function()
+    local o = { stop_strings = { "ef", "xyz" }, tokenizer = tokenizer }
+    assert.are.same({ { 1, 2, 3, 4, 5 }, { 21, 22, 23, 24, 25 } }, new_of(o))
+    o.stop_strings = "d"
+    assert.are.same({ 1, 2, 3 }, new_of(o)[1])
+    o.stop_strings = "abc"                               -- the prompt is no part of it
+    assert.are.equal(20, #new_of(o)[1])
+  end)
+
+  it("in a beam, too", function()
+    local model = model_of "llama"
+    local names = { decode = function(_, ids) return table.concat(ids, ",") .. "," end }
+    local o = { num_beams = 3, eos_token_id = NONE, max_new_tokens = 8 }
+    local _, free = model:generate({ { 3, 4, 5 } }, o)
+    o.stop_strings, o.tokenizer = ("%d,%d,"):format(free[1][2], free[1][3]), names
+    local _, stopped = model:generate({ { 3, 4, 5 } }, o)
+    assert.is_truthy((table.concat(stopped[1], ",") .. ","):find(o.stop_strings, 1, true) or #stopped[1] == 8)
+  end)
+end)
+
+describe("wrong calls of generate", function()
+  local ids = ms.tensor({ { 1, 2 }, { 3, 4 } }, { dtype = "int64" })
+  for _, row in ipairs {
+    { { top_k = 3, do_sample = false }, "options of sampling, but do_sample is false" },
+    { { temperature = 0, do_sample = true }, "temperature 0 is no sampling" },
+    { { num_beams = 2, do_sample = true }, "beams are not sampled" },
+    { { num_return_sequences = 2 }, "there are only num_beams, 1" },
+    { { stop_strings = "x" }, "stop_strings need option 'tokenizer'" },
+    { { max_tokens = 3 }, "unknown option 'max_tokens'" },
+    { { top_p = 1.5 }, "a number from 0 to 1" },
+    { { early_stopping = "now" }, "true, false or 'never'" },
+    { { attention_mask = ms.tensor { { 1, 1 }, { 1, 0 } } }, "row 2 of the attention_mask is padded on the right" },
+    { { attention_mask = ms.tensor { { 1, 1 }, { 0, 0 } } }, "row 2 of the attention_mask has no token" },
+    { {}, "int64 %[T%] or %[B, T%]", ms.ones(2, 2) },
+    { {}, "a list of at least one id", { {} } },
+  } do
+    it("name what is wrong, at the script's line: " .. row[2], function()
+      local ok, err = pcall(function() return (generate(Next(), row[3] or ids, row[1])) end)
+      assert.is_false(ok)
+      assert.matches(row[2], err)
+      assert.matches("^[^:]*generation_spec.lua:%d+: ", err)
+    end)
+  end
+end)

@@ -143,6 +143,8 @@ function CausalLM:forward(ids, given)
   return nn.F.cross_entropy(logits_of(self, x):flatten(1, 2), targets:reshape(-1))
 end
 
+CausalLM._forwarding = { generate = true, stream = true }
+
 --- Generates tokens after those given: text.generate of this model.
 ---@param ids Tensor|integer[][]  int64 [T] or [B, T], padded on the left; or a list of token lists
 ---@param given? GenerateOptions  the options of text.generate

@@ -213,6 +213,7 @@ function GPT:forward(ids, given)
 end
 
 GPT.generate, GPT.stream = generation.generate, generation.stream
+GPT._forwarding = { generate = true, stream = true }
 
 function GPT:extra_repr()
   local o = self.config

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Modules that wrap another module. They add nothing to its parameters' names. Fields, methods and elements (`m[i]`)
---- that they lack are read from the wrapped module; a method found there is called with the wrapped module as `self`.
+--- that they lack are read from the wrapped module; a method found there is called with the wrapped module as `self`,
+--- unless the class's table _forwarding has its name: such a method calls the module, so it gets the wrapper.
 local methods = require "moonshard.core.methods"
 
 local rawget, rawset, type, getmetatable = rawget, rawset, type, getmetatable
@@ -45,7 +46,10 @@ function M.read_through(cls, own)
     local inner = slots.module
     if inner == nil then return nil end
     value = inner[name]
-    if type(value) == "function" then return bind(self, inner, name, value) end
+    if type(value) == "function" then
+      local forwarding = inner._forwarding
+      return forwarding and forwarding[name] and value or bind(self, inner, name, value)
+    end
     if value == nil then methods.look(cls, name, 2, getmetatable(inner)) end
     return value
   end)

@@ -4,6 +4,7 @@
 ---   local ids = tokenizer:encode "The moon"
 ---   print(tokenizer:decode(ids))
 require "moonshard.text.chat"                           -- adds methods
+local chat = require "moonshard.text.generation.chat"
 local errors = require "moonshard.core.errors"
 local examples = require "moonshard.text.examples"
 local files = require "moonshard.text.files"
@@ -33,5 +34,6 @@ function M.train_bpe(texts, given) return train.bpe(texts, given) end
 
 M.generate, M.stream = generation.generate, generation.stream
 M.examples, M.pack = examples.read, packing.pack
+M.chat = chat
 
 return errors.closed(M, "text")

@@ -88,6 +88,8 @@ local function complete(who, model, given)
   return o
 end
 
+M._complete = complete
+
 -- ---- modes --------------------------------------------------------------------------------------
 
 local function restore(training, ok, ...)
