@@ -22,7 +22,9 @@ local SORT = "log2(n) passes over keys and positions"
 function M.cases(quick)
   local list = {}
   local function case(name, bytes, ops, run, why)
-    list[#list + 1] = { name = name, bytes = bytes, ops = ops, why = why, run = function() ms.scope(run) end }
+    list[#list + 1] = { name = name, bytes = bytes, ops = ops, why = why, run = function()
+      ms.scope(function() run() end)                                   -- what run returns must not leave the scope
+    end }
   end
   -- The call, and its gradients; factor: of the forward's arithmetic.
   local function both(name, bytes, ops, leaves, call, why, factor)
