@@ -8,13 +8,13 @@ local F = ms.nn.F
 local M = {}
 
 local EXP = 21
-local ATTENTION = "half of each tile on the diagonal is masked"
+local ATTENTION = "exponentials between products; tiles on the diagonal are half masked"
 local GROUPS = "each group's matrix of columns is written and read"
 local ALONE = "a channel alone: sums stay in memory, 8 elements of the kernel at a time"
 local SMALL = "products of 64 rows: operands are packed as long as they are multiplied"
 local FEW = "3 to 16 channels: oneDNN's layouts are for multiples of 16"
 local SEVERAL = "several operators, each over the whole tensor"
-local LINES = "5 passes over real and imaginary parts, which are read and written an element at a time"
+local LINES = "5 passes through L2; lines are read and written an element at a time"
 local SERIAL = "each time step needs the one before"
 local SORT = "log2(n) passes over keys and positions"
 
