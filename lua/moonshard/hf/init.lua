@@ -9,6 +9,7 @@ local adapters = require "moonshard.hf.adapters"
 local agree = require "moonshard.parallel.fsdp.agree"
 local Config = require "moonshard.hf.config"
 local decoder = require "moonshard.hf.decoder"
+local embeddings = require "moonshard.hf.embeddings"
 local errors = require "moonshard.core.errors"
 local families = require "moonshard.hf.families"
 local folders = require "moonshard.hf.folders"
@@ -16,6 +17,7 @@ local names_of = require "moonshard.hf.names"
 local gguf = require "moonshard.hf.gguf"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
+local scores = require "moonshard.hf.scores"
 local weights = require "moonshard.hf.weights"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 local a_module = require("moonshard.nn.register").a_module
@@ -191,5 +193,6 @@ function M.save(model, folder, given)
 end
 
 M.save_adapter, M.load_adapter = adapters.save, adapters.load
+M.mean_pool, M.contrastive_loss, M.score = embeddings.mean_pool, embeddings.contrastive_loss, scores.score
 
 return errors.closed(M, "hf")
