@@ -48,6 +48,7 @@ local stop = function(...) cli.stop("finetune", ...) end
 
 local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
+local chats = require "moonshard.text.chat"
 local checkpoints = require "moonshard.run.checkpoint"
 local preferences = require "moonshard.hf.preferences"
 local progress = require "moonshard.run.progress"
@@ -282,6 +283,11 @@ cli.run("finetune", function()
     adapters:merge()
   end
   ms.hf.save(model, run.path .. "/model")
+  if config.chat and rank == 0 then                     -- the folder says in which format it was trained
+    local file = assert(io.open(run.path .. "/model/chat_template.jinja", "w"))
+    file:write(chats.template(config.chat))
+    file:close()
+  end
   say("model: %s/model; %.1f s in total", run.path, ms.time() - started)
   run:finish()
 end, function() return ("in step %d of %d; the run's metrics are in %s"):format(step_now, steps, run.path) end)

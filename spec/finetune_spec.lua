@@ -103,6 +103,9 @@ describe("scripts/finetune.lua", function()
     assert.is_true(found[#found] < found[1])
     local model, ids = ms.hf.load(folder .. "/base"), ms.arange(0, 8, { dtype = "int64" }):reshape(1, 8)
     ms.hf.load_adapter(model, folder .. "/lora/adapter")
+    local tokenizer = ms.text.tokenizer(folder .. "/lora/model")
+    assert.are.equal("<|im_start|>user\na<|im_end|>\n", tokenizer:apply_chat_template({ { role = "user", content = "a" } },
+      { tokenize = false }))
     assert.is_true((model(ids) - ms.hf.load(folder .. "/lora/model")(ids)):abs():max():item() < 1e-5)
   end)
 

@@ -46,12 +46,12 @@ describe("a block of code in the documents", function()
 end)
 
 describe("the tutorial", function()
-  it("has ten chapters, numbered, each with its links to the next", function()
-    assert.are.equal(10, #chapters)
+  it("has eleven chapters, numbered, each with its links to the next", function()
+    assert.are.equal(11, #chapters)
     for k, path in ipairs(chapters) do
       local text = process.read(process.root .. "/" .. path)
       assert.matches(("^# %d. "):format(k), text)
-      assert.matches(("\nChapter %d of 10 "):format(k), text)
+      assert.matches(("\nChapter %d of 11 "):format(k), text)
       if chapters[k + 1] then assert.is_truthy(text:find("](" .. chapters[k + 1]:match "[^/]*$" .. ")", 1, true), path) end
     end
   end)

@@ -55,6 +55,15 @@ function M.format(self, chat, who)
   return format
 end
 
+--- The Jinja template of a format, for chat_template.jinja in a model's folder; nil for a format that has no name.
+---@param chat string|table
+---@return string?
+function M.template(chat)
+  for text, name in pairs(formats.TEMPLATES) do
+    if name == chat then return text end
+  end
+end
+
 local ROLES = { system = true, user = true, assistant = true }
 
 -- Checks messages; returns them as the format shows them.

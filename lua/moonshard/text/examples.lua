@@ -33,14 +33,9 @@ end
 
 local function of_text(tokenizer, text) return ended(tokens(tokenizer, text, true), tokenizer) end
 
---- An example whose second part is learned.
-function M.completion(tokenizer, prompt, completion)
-  local text = prompt .. completion
-  return tokens(tokenizer, text, true, { { #prompt + 1, #text } })
-end
-
 local function of_completion(tokenizer, prompt, completion)
-  return ended(M.completion(tokenizer, prompt, completion), tokenizer)
+  local text = prompt .. completion
+  return ended(tokens(tokenizer, text, true, { { #prompt + 1, #text } }), tokenizer)
 end
 
 local function of_messages(tokenizer, messages, format, who)

@@ -23,6 +23,7 @@ TEMPLATES = {
     "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}",
 }
 say = lambda *texts: [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 4, texts)]
+TEMPLATES["qwen2.5"] = TEMPLATES["qwen2"].replace("You are a helpful", "You are Qwen, created by Alibaba Cloud. You are a helpful")
 CHATS = [say("Hello"), say(" Who\tare you? \n", "  I am <b>a</b> moon.\n\n"), say("a", "b", "c"), say("", "é 👍🏽", "x", " y", "z"),
          [{"role": "system", "content": " Be brief. "}] + say("Hello"), [{"role": "system", "content": "S"}] + say("a", "b", " c "),
          [{"role": "assistant", "content": "first"}], say("a") + say("b"), [{"role": "system", "content": "alone"}]]
