@@ -17,7 +17,7 @@ local function ends_of(path)
   return first, last
 end
 
--- For an index, the JSON beside a model in several files that lists the tensors of each.
+-- For the index of files of torch.save, JSON that lists the tensors of each.
 local function of_index(text)
   local ok, index = pcall(read_json, text)
   if not ok or type(index) ~= "table" or type(index.weight_map) ~= "table" then return nil end
@@ -26,10 +26,9 @@ local function of_index(text)
     if type(name) == "string" and not seen[name] then seen[name], names[#names + 1] = true, name end
   end
   table.sort(names)
-  local first = names[1] or "FILE"
-  local convert = first:find "%.safetensors$" and "" or ", after scripts/convert of each"
-  return ("is the index of a model in several files; write all = {} and, for each of its %d files%s, "
-    .. "for name, t in pairs(ms.load(FILE)) do all[name] = t end; the first is '%s'"):format(#names, convert, first)
+  return ("is the index of a model in several files; write all = {} and, for each of its %d files, after scripts/convert "
+    .. "of each, for name, t in pairs(ms.load(FILE)) do all[name] = t end; the first is '%s'"):format(#names,
+    names[1] or "FILE")
 end
 
 --- What to write for a file; nil if its format is not known.
