@@ -473,7 +473,8 @@ static ms_status addc_grad(ms_backward_call *b, const ms_op *first, const ms_op 
     MS_TRY(same_backward(b));
     if (!b->need[1] && !b->need[2]) return MS_OK;
     ms_tensor *scaled, *g;
-    MS_TRY(ms__op1f(&scaled, &ms__op_mul_scalar, b->gout[0], b->n_f ? b->f[0] : 1));
+    if (b->n_f && b->f[0] != 1) MS_TRY(ms__op1f(&scaled, &ms__op_mul_scalar, b->gout[0], b->f[0]));
+    else scaled = ms__retain(b->gout[0]);
     ms_status st = MS_OK;
     if (b->need[1]) st = give(b, 1, ms__op2(&g, first, scaled, b->in[2]), &g);
     if (b->need[2] && st == MS_OK && second) st = give(b, 2, ms__op3(&g, second, scaled, b->in[1], b->in[2]), &g);

@@ -81,8 +81,11 @@ for _, world in ipairs { 1, 2, 4 } do
       local shares = bytes / world + 65536
       assert.is_true(peak_of(function() ms.hf.load_weights(model) end) <= shares + largest)
       assert.is_true(peak_of(function() ms.hf.save(model, folder .. "/out") end) <= 2 * largest + 65536)
+      ms.hf.save(model, folder .. "/out.gguf", { dtype = "q8_0" })
       dist.barrier()
       if rank == 0 then
+        ms.hf.save(ms.hf.load(folder .. "/whole"), folder .. "/whole.gguf", { dtype = "q8_0" })
+        assert.is_true(process.read(folder .. "/whole.gguf") == process.read(folder .. "/out.gguf"))
         local a, b = ms.load(folder .. "/whole/model.safetensors.index.json"), ms.load(folder .. "/out/model.safetensors")
         for name, t in ms.sorted_pairs(a) do assert.is_true(t:equal(b[name]), name) end
         process.remove_folder(folder)

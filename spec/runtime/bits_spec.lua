@@ -42,6 +42,7 @@ local script = [[
     { "avg_pool", { { 2, 3, 40, 33 } }, { 2, 0, 0, 0, 3, 3, 2, 2, 1, 1, 1, 1 } },
     { "max_pool", { { 2, 3, 40, 33 } }, { 2, 0, 0, 0, 3, 3, 2, 2, 1, 1, 1, 1 } },
     { "resample", { { 2, 3, 40, 33 } }, { 2, 2, 0, 70, 50, 0, 0 }, { 40 / 70, 33 / 50 } },
+    { "fft_complex", { { 37, 60, 2 } }, { 1, 0 }, { 1 } }, { "fft_real", { { 37, 64 } }, { 1 }, { 1 } },
     { "mse_loss", { big, big }, { 1 } }, { "dropout", { big }, nil, { 0.3 } }, { "randn_", { big }, nil, { 0, 1 } },
     { "rand_", { big }, nil, { 0, 1 } }, { "matmul", { big, table_ }, product = true }, { "linear", { big, { 64, 701 }, { 64 } }, product = true },
     { "attention", { { 2, 3, 130, 64 }, { 2, 3, 130, 64 }, { 2, 3, 130, 64 } }, { 1 }, product = true },

@@ -10,7 +10,7 @@ return {
   specs = "spec/golden/optimizers_spec.lua spec/optim",
     file = "kernels/formulas/optim/adam.h", old = [[1 - o->lr * o->weight_decay]], new = [[1 + o->lr * o->weight_decay]] },
   { name = "causal", what = "attention's forward looks one token ahead", specs = "spec/golden spec/kernels",
-    file = "kernels/cpu/product/attention_body.h", old = [[= l < k - k0 - w->a.span.high ?]],
+    file = "kernels/cpu/attention/attention_body.h", old = [[= l < k - k0 - w->a.span.high ?]],
     new = [[= l + 1 < k - k0 - w->a.span.high ?]] },
   { name = "version", what = "an in-place operator does not increment the version",
   specs = "spec/kernels/ops_spec.lua spec/runtime/graph_spec.lua",

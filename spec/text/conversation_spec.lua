@@ -60,11 +60,7 @@ describe("a chat", function()
       local first = chat:say "to be 1"
       assert.are.equal(messages[3].content, first)
       -- A loop that is left keeps the part of the answer.
-      local part
-      for piece in chat:pieces "to be 2" do
-        part = piece
-        break
-      end
+      local part = chat:pieces "to be 2"()
       chat:say "to be 3"
       assert.are.equal(part, chat.messages[5].content)
       assert.are.equal("TextChat(1 message)", tostring(chat:reset()))

@@ -39,6 +39,41 @@
             for (int64_t k = 0; k < n; k++) *(dst_t *)(dst + k * stride) = conv(s[k]);        \
         }                                                                                     \
     }
+// The same for conversions between numbers and int64 for which AVX2 has no instruction: 64 elements that are all
+// NEAR(x) go through int32 instead.
+#define NEAR_F32(x) ((x) > -0x1p31f && (x) < 0x1p31f)
+#define NEAR_I64(x) ((x) == (int32_t)(x))
+#define BY_I32(dst_t, NEAR, conv)                                             \
+    int64_t k = 0;                                                            \
+    for (; k + 64 <= n; k += 64) {                                            \
+        int far = 0;                                                          \
+        for (int l = 0; l < 64; l++) far |= !NEAR(s[k + l]);                  \
+        if (far)                                                              \
+            for (int l = 0; l < 64; l++) d[k + l] = conv(s[k + l]);           \
+        else                                                                  \
+            for (int l = 0; l < 64; l++) d[k + l] = (dst_t)(int32_t)s[k + l]; \
+    }                                                                         \
+    for (; k < n; k++) d[k] = conv(s[k]);
+#define LOAD_BY_I32(name, src_t, dst_t, NEAR, conv)                                                 \
+    static MS_KERNEL void load_##name(int64_t n, void *dst, const char *src, int64_t stride)        \
+    {                                                                                               \
+        dst_t *restrict d = dst;                                                                    \
+        const src_t *restrict s = (const src_t *)src;                                               \
+        if (stride == (int64_t)sizeof(src_t)) {                                                     \
+            BY_I32(dst_t, NEAR, (dst_t)conv)                                                        \
+        } else                                                                                      \
+            for (int64_t k = 0; k < n; k++) d[k] = (dst_t)conv(*(const src_t *)(src + k * stride)); \
+    }
+#define STORE_BY_I32(name, dst_t, src_t, NEAR, conv)                                          \
+    static MS_KERNEL void store_##name(int64_t n, char *dst, int64_t stride, const void *src) \
+    {                                                                                         \
+        const src_t *restrict s = src;                                                        \
+        dst_t *restrict d = (dst_t *)dst;                                                     \
+        if (stride == (int64_t)sizeof(dst_t)) {                                               \
+            BY_I32(dst_t, NEAR, conv)                                                         \
+        } else                                                                                \
+            for (int64_t k = 0; k < n; k++) *(dst_t *)(dst + k * stride) = conv(s[k]);        \
+    }
 #define F32_I32(x) ((int32_t)TO_I64(x))
 #define F32_U8(x) ((uint8_t)TO_I64(x))
 #define F32_I8(x) ((int8_t)TO_I64(x))
@@ -51,29 +86,30 @@
 #define F64(x) ((double)(x))
 
 // clang-format off
-LOAD(f32_f32, float, float, ID)      LOAD(f32_f64, float, double, ID)     LOAD(f32_i64, float, int64_t, TO_I64)    LOAD(f32_b, float, uint8_t, TRUTH)
+LOAD(f32_f32, float, float, ID)      LOAD(f32_f64, float, double, ID)     LOAD_BY_I32(f32_i64, float, int64_t, NEAR_F32, TO_I64)
+LOAD(f32_b, float, uint8_t, TRUTH)
 LOAD(f64_f32, double, float, ID)     LOAD(f64_f64, double, double, ID)    LOAD(f64_i64, double, int64_t, TO_I64)   LOAD(f64_b, double, uint8_t, TRUTH)
 LOAD(f16_f32, ms_f16, float, ms_f16_to_float)    LOAD(f16_f64, ms_f16, double, ms_f16_to_float)
 LOAD(f16_i64, ms_f16, int64_t, F16_I64)          LOAD(f16_b, ms_f16, uint8_t, NOT0_F16)
 LOAD(bf16_f32, ms_bf16, float, ms_bf16_to_float) LOAD(bf16_f64, ms_bf16, double, ms_bf16_to_float)
 LOAD(bf16_i64, ms_bf16, int64_t, BF16_I64)       LOAD(bf16_b, ms_bf16, uint8_t, NOT0_F16)
-LOAD(i64_f32, int64_t, float, ID)    LOAD(i64_f64, int64_t, double, ID)   LOAD(i64_i64, int64_t, int64_t, ID)      LOAD(i64_b, int64_t, uint8_t, TRUTH)
+LOAD_BY_I32(i64_f32, int64_t, float, NEAR_I64, ID)    LOAD(i64_f64, int64_t, double, ID)   LOAD(i64_i64, int64_t, int64_t, ID)      LOAD(i64_b, int64_t, uint8_t, TRUTH)
 LOAD(i32_f32, int32_t, float, ID)    LOAD(i32_f64, int32_t, double, ID)   LOAD(i32_i64, int32_t, int64_t, ID)      LOAD(i32_b, int32_t, uint8_t, TRUTH)
 LOAD(u8_f32, uint8_t, float, ID)     LOAD(u8_f64, uint8_t, double, ID)    LOAD(u8_i64, uint8_t, int64_t, ID)       LOAD(u8_b, uint8_t, uint8_t, TRUTH)
 LOAD(i8_f32, int8_t, float, ID)      LOAD(i8_f64, int8_t, double, ID)     LOAD(i8_i64, int8_t, int64_t, ID)
 LOAD(i16_f32, int16_t, float, ID)    LOAD(i16_f64, int16_t, double, ID)   LOAD(i16_i64, int16_t, int64_t, ID)      LOAD(i16_b, int16_t, uint8_t, TRUTH)
 
-STORE(f32_f32, float, float, ID)     STORE(f32_f64, float, double, F32)   STORE(f32_i64, float, int64_t, F32)      STORE(f32_b, float, uint8_t, F32)
+STORE(f32_f32, float, float, ID)     STORE(f32_f64, float, double, F32)   STORE_BY_I32(f32_i64, float, int64_t, NEAR_I64, F32)      STORE(f32_b, float, uint8_t, F32)
 STORE(f64_f32, double, float, F64)   STORE(f64_f64, double, double, ID)   STORE(f64_i64, double, int64_t, F64)     STORE(f64_b, double, uint8_t, F64)
 STORE(f16_f32, ms_f16, float, ms_float_to_f16)    STORE(f16_f64, ms_f16, double, D_F16)
 STORE(f16_i64, ms_f16, int64_t, D_F16)            STORE(f16_b, ms_f16, uint8_t, D_F16)
 STORE(bf16_f32, ms_bf16, float, ms_float_to_bf16) STORE(bf16_f64, ms_bf16, double, D_BF16)
 STORE(bf16_i64, ms_bf16, int64_t, D_BF16)         STORE(bf16_b, ms_bf16, uint8_t, D_BF16)
-STORE(i64_f32, int64_t, float, TO_I64)   STORE(i64_f64, int64_t, double, TO_I64)  STORE(i64_i64, int64_t, int64_t, ID)  STORE(i64_b, int64_t, uint8_t, ID)
-STORE(i32_f32, int32_t, float, F32_I32)  STORE(i32_f64, int32_t, double, F32_I32) STORE(i32_i64, int32_t, int64_t, I32) STORE(i32_b, int32_t, uint8_t, ID)
-STORE(u8_f32, uint8_t, float, F32_U8)    STORE(u8_f64, uint8_t, double, F32_U8)   STORE(u8_i64, uint8_t, int64_t, U8)   STORE(u8_b, uint8_t, uint8_t, ID)
-STORE(i8_f32, int8_t, float, F32_I8)     STORE(i8_f64, int8_t, double, F32_I8)    STORE(i8_i64, int8_t, int64_t, I8)
-STORE(i16_f32, int16_t, float, F32_I16)  STORE(i16_f64, int16_t, double, F32_I16) STORE(i16_i64, int16_t, int64_t, I16) STORE(i16_b, int16_t, uint8_t, ID)
+STORE_BY_I32(i64_f32, int64_t, float, NEAR_F32, TO_I64)   STORE(i64_f64, int64_t, double, TO_I64)  STORE(i64_i64, int64_t, int64_t, ID)  STORE(i64_b, int64_t, uint8_t, ID)
+STORE_BY_I32(i32_f32, int32_t, float, NEAR_F32, F32_I32)  STORE(i32_f64, int32_t, double, F32_I32) STORE(i32_i64, int32_t, int64_t, I32) STORE(i32_b, int32_t, uint8_t, ID)
+STORE_BY_I32(u8_f32, uint8_t, float, NEAR_F32, F32_U8)    STORE(u8_f64, uint8_t, double, F32_U8)   STORE(u8_i64, uint8_t, int64_t, U8)   STORE(u8_b, uint8_t, uint8_t, ID)
+STORE_BY_I32(i8_f32, int8_t, float, NEAR_F32, F32_I8)     STORE(i8_f64, int8_t, double, F32_I8)    STORE(i8_i64, int8_t, int64_t, I8)
+STORE_BY_I32(i16_f32, int16_t, float, NEAR_F32, F32_I16)  STORE(i16_f64, int16_t, double, F32_I16) STORE(i16_i64, int16_t, int64_t, I16) STORE(i16_b, int16_t, uint8_t, ID)
 STORE(b_f32, uint8_t, float, TRUTH)      STORE(b_f64, uint8_t, double, TRUTH)     STORE(b_i64, uint8_t, int64_t, TRUTH)
     // clang-format on
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/block_body.h -- ms__block and ms__dots for one type REAL; block.c includes it twice. The vectors are
+// cpu/product/block_body.h -- ms__block for one type REAL; block.c includes it twice. The vectors are
 // those of the level: GCC splits wider ones through memory.
 #define OPERANDS R(ms_operands)
 typedef REAL R(vec_wide) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 typedef REAL R(vec_avx2) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 typedef REAL R(vec_base) __attribute__((vector_size(BASE), aligned(sizeof(REAL)), may_alias));
-typedef REAL R(quad) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 enum { R(LANES) = 64 / sizeof(REAL) };  // the fewest columns that are computed at once
 
 // A product of depth k; scale as in ms__block.
@@ -16,68 +15,32 @@ typedef struct R(job) {
 } R(job);
 
 // NAME(tile): computes `rows` rows from i on by `vecs` vectors of columns from j on. The barrier keeps GCC from
-// hoisting loads across steps and spilling. NAME(dots): out[p] = the dot product of q and row p of k, p < 4. Sums in
-// LANES lanes, then in a fixed tree.
-#define KERNELS(NAME)                                                                                               \
-    INLINE void NAME(tile)(const int rows, const int vecs, const R(job) * job, int64_t i, int64_t j)                \
-    {                                                                                                               \
-        enum { N = sizeof(NAME(vec)) / sizeof(REAL) };                                                              \
-        const OPERANDS *o = job->o;                                                                                 \
-        const REAL *scale = job->scale, *bias = o->bias;                                                            \
-        const char *a = (const char *)(o->a + i * o->a_rs), *b = (const char *)(o->b + j);                          \
-        const int64_t k = job->k, a_rs = o->a_rs * (int64_t)sizeof(REAL), b_rs = o->b_rs * (int64_t)sizeof(REAL),   \
-                      c_rs = o->c_rs;                                                                               \
-        int64_t a_cs = o->a_cs * (int64_t)sizeof(REAL);                                                             \
-        NAME(vec) s[12][16];                                                                                        \
-        __asm__("" : "+r"(a_cs)); /* or GCC makes a second loop for a_cs = 1 */                                     \
-        EACH(rows, vecs, s[r][v] = (NAME(vec)) { 0 })                                                               \
-        _Pragma("GCC unroll 1") for (int64_t p = 0; p < k; p++, a += a_cs, b += b_rs)                               \
-        {                                                                                                           \
-            NAME(vec) w[16];                                                                                        \
-            _Pragma("GCC unroll 16") for (int v = 0; v < vecs; v++) w[v] = ((const NAME(vec) *)b)[v];               \
-            EACH(rows, vecs, s[r][v] += *(const REAL *)(a + r * a_rs) * w[v])                                       \
-            __asm__ volatile("" ::: "memory");                                                                      \
-        }                                                                                                           \
-        REAL *c = o->c + i * c_rs + j;                                                                              \
-        if (scale) EACH(rows, vecs, s[r][v] += scale[i + r] * *(const NAME(vec) *)(c + r * c_rs + v * N))           \
-        else if (o->add) EACH(rows, vecs, s[r][v] += *(const NAME(vec) *)(c + r * c_rs + v * N))                    \
-        if (bias) EACH(rows, vecs, s[r][v] += *(const NAME(vec) *)(bias + j + v * N))                               \
-        EACH(rows, vecs, *(NAME(vec) *)(c + r * c_rs + v * N) = s[r][v])                                            \
-    }                                                                                                               \
-    INLINE void NAME(dots)(const REAL *q, int64_t n, const REAL *k, int64_t k_rs, REAL *out)                        \
-    {                                                                                                               \
-        enum { N = sizeof(NAME(vec)) / sizeof(REAL), PARTS = 64 / sizeof(NAME(vec)) };                              \
-        NAME(vec) s[4][PARTS];                                                                                      \
-        R(quad) x[4], y, z;                                                                                         \
-        _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++) _Pragma("GCC unroll 4") for (int v = 0; v < PARTS; v++) \
-            s[p][v] = (NAME(vec)) { 0 };                                                                            \
-        for (int64_t c = 0; c < n; c += R(LANES)) _Pragma("GCC unroll 4") for (int v = 0; v < PARTS; v++)           \
-            {                                                                                                       \
-                NAME(vec) w = *(const NAME(vec) *)(q + c + v * N);                                                  \
-                _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++) s[p][v] +=                                      \
-                    w * *(const NAME(vec) *)(k + p * k_rs + c + v * N);                                             \
-            }                                                                                                       \
-        _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++)                                                         \
-        {                                                                                                           \
-            REAL t[R(LANES)] __attribute__((aligned(64)));                                                          \
-            _Pragma("GCC unroll 4") for (int v = 0; v < PARTS; v++) * (NAME(vec) *)(t + v * N) = s[p][v];           \
-            x[p] = *(R(quad) *)t + *(R(quad) *)(t + R(LANES) / 2);                                                  \
-            if (R(LANES) == 16) x[p] += *(R(quad) *)(t + 4) + *(R(quad) *)(t + 12 % R(LANES));                      \
-        }                                                                                                           \
-        y = __builtin_shufflevector(x[0], x[1], 0, 4, 1, 5) + __builtin_shufflevector(x[0], x[1], 2, 6, 3, 7);      \
-        z = __builtin_shufflevector(x[2], x[3], 0, 4, 1, 5) + __builtin_shufflevector(x[2], x[3], 2, 6, 3, 7);      \
-        *(R(quad) *)out = __builtin_shufflevector(y, z, 0, 1, 4, 5) + __builtin_shufflevector(y, z, 2, 3, 6, 7);    \
-    }
-// The dot products of q and m rows.
-#define ALL_DOTS(NAME, TARGET)                                                                                     \
-    static TARGET void NAME(all_dots)(int64_t m, int64_t n, const REAL *q, const REAL *k, int64_t k_rs, REAL *out) \
-    {                                                                                                              \
-        REAL t[4];                                                                                                 \
-        for (; m >= 4; m -= 4, k += 4 * k_rs, out += 4) NAME(dots)(q, n, k, k_rs, out);                            \
-        for (; m > 0; m--, k += k_rs, out++) {                                                                     \
-            NAME(dots)(q, n, k, 0, t);                                                                             \
-            *out = t[0];                                                                                           \
-        }                                                                                                          \
+// hoisting loads across steps and spilling.
+#define KERNELS(NAME)                                                                                             \
+    INLINE void NAME(tile)(const int rows, const int vecs, const R(job) * job, int64_t i, int64_t j)              \
+    {                                                                                                             \
+        enum { N = sizeof(NAME(vec)) / sizeof(REAL) };                                                            \
+        const OPERANDS *o = job->o;                                                                               \
+        const REAL *scale = job->scale, *bias = o->bias;                                                          \
+        const char *a = (const char *)(o->a + i * o->a_rs), *b = (const char *)(o->b + j);                        \
+        const int64_t k = job->k, a_rs = o->a_rs * (int64_t)sizeof(REAL), b_rs = o->b_rs * (int64_t)sizeof(REAL), \
+                      c_rs = o->c_rs;                                                                             \
+        int64_t a_cs = o->a_cs * (int64_t)sizeof(REAL);                                                           \
+        NAME(vec) s[12][16];                                                                                      \
+        __asm__("" : "+r"(a_cs)); /* or GCC makes a second loop for a_cs = 1 */                                   \
+        EACH(rows, vecs, s[r][v] = (NAME(vec)) { 0 })                                                             \
+        _Pragma("GCC unroll 1") for (int64_t p = 0; p < k; p++, a += a_cs, b += b_rs)                             \
+        {                                                                                                         \
+            NAME(vec) w[16];                                                                                      \
+            _Pragma("GCC unroll 16") for (int v = 0; v < vecs; v++) w[v] = ((const NAME(vec) *)b)[v];             \
+            EACH(rows, vecs, s[r][v] += *(const REAL *)(a + r * a_rs) * w[v])                                     \
+            __asm__ volatile("" ::: "memory");                                                                    \
+        }                                                                                                         \
+        REAL *c = o->c + i * c_rs + j;                                                                            \
+        if (scale) EACH(rows, vecs, s[r][v] += scale[i + r] * *(const NAME(vec) *)(c + r * c_rs + v * N))         \
+        else if (o->add) EACH(rows, vecs, s[r][v] += *(const NAME(vec) *)(c + r * c_rs + v * N))                  \
+        if (bias) EACH(rows, vecs, s[r][v] += *(const NAME(vec) *)(bias + j + v * N))                             \
+        EACH(rows, vecs, *(NAME(vec) *)(c + r * c_rs + v * N) = s[r][v])                                          \
     }
 // Tiles of HIGH rows by 64 bytes. Fewer than 4 rows are computed one by one, ACROSS x 64 bytes of each: these are more
 // independent sums than a tile of few rows has.
@@ -99,18 +62,15 @@ typedef struct R(job) {
     }
 #define IN_BASE(x) R(x##_base)
 KERNELS(IN_BASE)
-ALL_DOTS(IN_BASE, )
 BLOCK(IN_BASE, , BASE_ROWS, 2)
 
 #if MS_CLONES
 #define IN_AVX2(x) R(x##_avx2)
 KERNELS(IN_AVX2)
-ALL_DOTS(IN_AVX2, AVX2)
 BLOCK(IN_AVX2, AVX2, 6, 4)
 
 #define IN_WIDE(x) R(x##_wide)
 KERNELS(IN_WIDE)
-ALL_DOTS(IN_WIDE, AVX512)
 
 // Computes all rows of `vecs` vectors of columns, `high` rows at a time.
 INLINE void R(strip)(const int high, const int vecs, const R(job) * job, int64_t j)
@@ -151,7 +111,6 @@ static AVX512 void R(block_wide)(int64_t n, const R(job) * job)
 #endif
 #undef IN_BASE
 #undef KERNELS
-#undef ALL_DOTS
 #undef BLOCK
 
 void R(ms__block)(int64_t m, int64_t n, int64_t k, const OPERANDS *o, const REAL *scale)
@@ -163,15 +122,5 @@ void R(ms__block)(int64_t m, int64_t n, int64_t k, const OPERANDS *o, const REAL
     else
 #endif
         R(block_base)(n, &job);
-}
-
-void R(ms__dots)(int64_t m, int64_t n, const REAL *q, const REAL *k, int64_t k_rs, REAL *out)
-{
-#if MS_CLONES
-    if (level() == 4) R(all_dots_wide)(m, n, q, k, k_rs, out);
-    else if (level() == 3) R(all_dots_avx2)(m, n, q, k, k_rs, out);
-    else
-#endif
-        R(all_dots_base)(m, n, q, k, k_rs, out);
 }
 #undef OPERANDS

@@ -71,12 +71,9 @@ typedef struct {
 // For attention and recurrent layers, which are made of small products. ms__block (block.c) computes the m x n product
 // *o of depth k; n is a multiple of 16, and B and C have memory for n columns. scale: NULL, or a number for each row,
 // by which C is multiplied before the product is added. ms__pack sets out[p * out_rs + j] to b(p, j) for p < k, j < n,
-// and pads rows with zeros to a multiple of 16. ms__dots sets out[p], p < m, to the dot product of q and row p of k,
-// which have n numbers, a multiple of 16.
+// and pads rows with zeros to a multiple of 16.
 void ms__block_f32(int64_t m, int64_t n, int64_t k, const ms_operands_f32 *o, const float *scale);
 void ms__block_f64(int64_t m, int64_t n, int64_t k, const ms_operands_f64 *o, const double *scale);
-void ms__dots_f32(int64_t m, int64_t n, const float *q, const float *k, int64_t k_rs, float *out);
-void ms__dots_f64(int64_t m, int64_t n, const double *q, const double *k, int64_t k_rs, double *out);
 void ms__pack_f32(float *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n);
 void ms__pack_f64(double *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n);
 

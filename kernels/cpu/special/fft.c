@@ -8,7 +8,7 @@
 #include "cpu/special/special.h"
 #include "cpu/order/order.h"
 
-enum { MOST_LANES = 16, LANE_ELEMENTS = 1 << 15 };
+enum { MOST_LANES = 16, LANE_ELEMENTS = 1 << 15, TILE = 16 };
 
 // What a line is before and after its transform.
 typedef enum { COMPLEX, REAL_TO_HALF, HALF_TO_REAL } transform;

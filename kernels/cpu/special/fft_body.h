@@ -38,7 +38,8 @@ typedef struct {
             for (int t = 0; t < RADIX; t++) wr[t] = p.roots.re[k * t * p.unit], wi[t] = p.roots.im[k * t * p.unit];   \
             const REAL *restrict ar = p.from.re + s * k, *restrict ai = p.from.im + s * k;                            \
             REAL *restrict br = p.to.re + s * RADIX * k, *restrict bi = p.to.im + s * RADIX * k;                      \
-            for (int64_t q = 0; q < s; q++) {                                                                         \
+            _Pragma("GCC ivdep") for (int64_t q = 0; q < s; q++)                                                      \
+            {                                                                                                         \
                 REAL re[RADIX], im[RADIX];                                                                            \
                 for (int t = 0; t < RADIX; t++) re[t] = ar[q + s * m * t], im[t] = ai[q + s * m * t];                 \
                 R(ms_fft_butterfly)(RADIX, p.sign, re, im, rr, ri);                                                   \
@@ -130,41 +131,51 @@ static R(pairs) R(transform_lines)(const R(shared) * g, R(pairs) a, R(pairs) b)
     return c;
 }
 
-// Copies line `number` to lane q of a.
-static void R(read_line)(const R(shared) * g, int64_t number, int64_t q, R(pairs) a)
+// Copies `count` lines from `first` on to lanes 0 .. count - 1 of a, TILE elements of each at a time: lines and lanes
+// are then read and written whole cache lines at a time.
+static MS_KERNEL void R(read_lines)(const R(shared) * g, int64_t first, int64_t count, R(pairs) a)
 {
     const fft_call *f = g->f;
-    int64_t n = f->n, lanes = g->lanes;
-    place p = line_of(f->x, f->d, f->what != REAL_TO_HALF, number);
-    const REAL *x = (const REAL *)ms__data(f->x) + p.at;
-    if (f->what != HALF_TO_REAL) {
-        for (int64_t k = 0; k < n; k++) {
-            a.re[k * lanes + q] = x[k * p.step];
-            a.im[k * lanes + q] = f->what == COMPLEX ? x[k * p.step + p.part] : 0;
+    int64_t n = f->n, lanes = g->lanes, stored = f->what == HALF_TO_REAL ? n / 2 + 1 : n;
+    bool pairs = f->what != REAL_TO_HALF;
+    place p[MOST_LANES];
+    for (int64_t q = 0; q < count; q++) p[q] = line_of(f->x, f->d, pairs, first + q);
+    for (int64_t from = 0; from < stored; from += TILE)
+        for (int64_t q = 0; q < count; q++) {
+            const REAL *restrict x = (const REAL *)ms__data(f->x) + p[q].at;
+            REAL *restrict re = a.re + q, *restrict im = a.im + q;
+            int64_t end = from + TILE < stored ? from + TILE : stored, step = p[q].step, part = p[q].part;
+            for (int64_t k = from; k < end; k++) re[k * lanes] = x[k * step];
+            for (int64_t k = from; k < end; k++) im[k * lanes] = pairs ? x[k * step + part] : 0;
         }
-        return;
-    }
-    for (int64_t k = 0; k <= n / 2; k++) {
+    // The second half is the conjugate of the first.
+    for (int64_t k = 0; f->what == HALF_TO_REAL && k < stored; k++) {
         bool twice = ms_fft_twice(k, n);
         REAL w = twice && f->weighted ? (REAL)0.5 : 1;
-        a.re[k * lanes + q] = w * x[k * p.step];
-        a.im[k * lanes + q] = twice ? w * x[k * p.step + p.part] : 0;
-        if (!twice) continue;
-        a.re[(n - k) * lanes + q] = a.re[k * lanes + q];
-        a.im[(n - k) * lanes + q] = -a.im[k * lanes + q];
+        REAL *re = a.re + k * lanes, *im = a.im + k * lanes;
+        for (int64_t q = 0; q < lanes; q++) re[q] *= w, im[q] = twice ? w * im[q] : 0;
+        for (int64_t q = 0; twice && q < lanes; q++)
+            a.re[(n - k) * lanes + q] = re[q], a.im[(n - k) * lanes + q] = -im[q];
     }
 }
-static void R(write_line)(const R(shared) * g, int64_t number, int64_t q, R(pairs) a)
+static MS_KERNEL void R(write_lines)(const R(shared) * g, int64_t first, int64_t count, R(pairs) a)
 {
     const fft_call *f = g->f;
-    int64_t lanes = g->lanes, count = f->o->shape[f->d];
-    place p = line_of(f->o, f->d, f->what != HALF_TO_REAL, number);
-    REAL *o = (REAL *)ms__data(f->o) + p.at, scale = (REAL)(g->bluestein ? f->scale / (double)g->plan.n : f->scale);
-    for (int64_t k = 0; k < count; k++) {
-        REAL w = f->what == REAL_TO_HALF && f->weighted && ms_fft_twice(k, f->n) ? 2 * scale : scale;
-        o[k * p.step] = w * a.re[k * lanes + q];
-        if (f->what != HALF_TO_REAL) o[k * p.step + p.part] = w * a.im[k * lanes + q];
-    }
+    int64_t lanes = g->lanes, n = f->o->shape[f->d];
+    bool pairs = f->what != HALF_TO_REAL;
+    REAL scale = (REAL)(g->bluestein ? f->scale / (double)g->plan.n : f->scale);
+    place p[MOST_LANES];
+    for (int64_t q = 0; q < count; q++) p[q] = line_of(f->o, f->d, pairs, first + q);
+    for (int64_t k = 0; f->what == REAL_TO_HALF && f->weighted && k < n; k++)
+        for (int64_t q = 0; ms_fft_twice(k, f->n) && q < lanes; q++) a.re[k * lanes + q] *= 2, a.im[k * lanes + q] *= 2;
+    for (int64_t from = 0; from < n; from += TILE)
+        for (int64_t q = 0; q < count; q++) {
+            REAL *restrict o = (REAL *)ms__data(f->o) + p[q].at;
+            const REAL *restrict re = a.re + q, *restrict im = a.im + q;
+            int64_t end = from + TILE < n ? from + TILE : n, step = p[q].step, part = p[q].part;
+            for (int64_t k = from; k < end; k++) o[k * step] = scale * re[k * lanes];
+            for (int64_t k = from; pairs && k < end; k++) o[k * step + part] = scale * im[k * lanes];
+        }
 }
 
 static void R(group)(void *arg, int64_t begin, int64_t end, int64_t number)
@@ -177,9 +188,9 @@ static void R(group)(void *arg, int64_t begin, int64_t end, int64_t number)
     R(pairs) a = { at, at + g->each }, b = { at + 2 * g->each, at + 3 * g->each };
     // The last group may have fewer lines: its other lanes transform zeros.
     if (lanes < g->lanes) memset(at, 0, (size_t)(2 * g->each) * sizeof *at);
-    for (int64_t q = 0; q < lanes; q++) R(read_line)(g, first + q, q, a);
+    R(read_lines)(g, first, lanes, a);
     R(pairs) r = R(transform_lines)(g, a, b);
-    for (int64_t q = 0; q < lanes; q++) R(write_line)(g, first + q, q, r);
+    R(write_lines)(g, first, lanes, r);
 }
 
 static ms_status R(transform_all)(const ms_call *c, const fft_call *f)
@@ -190,8 +201,9 @@ static ms_status R(transform_all)(const ms_call *c, const fft_call *f)
     int64_t m = g.plan.n, most = LANE_ELEMENTS / m, threads = ms_num_threads();
     g.lanes = most < 1 ? 1 : most > MOST_LANES ? MOST_LANES : most;
     if (g.lanes > f->lines) g.lanes = f->lines;
-    g.each = m * g.lanes;
-    int64_t count = 2 * m + (g.bluestein ? 2 * f->n + 4 * m : 0) + threads * 4 * g.each;
+    // Powers of two would put the same element of all four arrays into one set of the cache.
+    g.each = (m * g.lanes + 15) / 16 * 16 + 80;
+    int64_t count = 2 * m + (g.bluestein ? 2 * f->n + 4 * m : 0) + threads * 4 * g.each + 16;
     REAL *at = malloc((size_t)count * sizeof *at);
     if (!at)
         return ms__no_memory((size_t)count * sizeof *at, ms__op_title(c->op->name), "a transform of %lld elements",
@@ -214,7 +226,7 @@ static ms_status R(transform_all)(const ms_call *c, const fft_call *f)
         }
         g.spectrum = R(passes)(&g.plan, g.roots, -1, 1, b, other);
     } else R(fill_roots)(g.roots, m, g.sign);
-    g.scratch = at;
+    g.scratch = (REAL *)(((uintptr_t)at + 63) / 64 * 64);
     int64_t groups = (f->lines + g.lanes - 1) / g.lanes, weight = 8 * g.each;
     ms__parallel(groups * weight, weight, R(group), &g);
     free(start);

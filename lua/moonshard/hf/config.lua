@@ -81,8 +81,9 @@ end
 
 --- The options of a model as a table, as config.json has them.
 ---@param values table<string, any>
+---@param path? string  the file that they come from, for messages
 ---@return HFConfig
-function Config.of(values) return make("config", values) end
+function Config.of(values, path) return make(path or "config", values) end
 
 --- Raises an error about a key, after the file's and the key's name.
 function Config:fail(key, format, ...)

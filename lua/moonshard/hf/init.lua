@@ -9,11 +9,15 @@ local adapters = require "moonshard.hf.adapters"
 local agree = require "moonshard.parallel.fsdp.agree"
 local Config = require "moonshard.hf.config"
 local decoder = require "moonshard.hf.decoder"
+local embeddings = require "moonshard.hf.embeddings"
 local errors = require "moonshard.core.errors"
 local families = require "moonshard.hf.families"
 local folders = require "moonshard.hf.folders"
 local names_of = require "moonshard.hf.names"
+local gguf = require "moonshard.hf.gguf"
+local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
+local scores = require "moonshard.hf.scores"
 local weights = require "moonshard.hf.weights"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 local a_module = require("moonshard.nn.register").a_module
@@ -85,7 +89,7 @@ end
 
 --- Reads a model from a folder that transformers wrote, or ms.hf.save: config.json, and model.safetensors or the files
 --- of its index. The class is that of `architectures` in config.json. As in transformers, the model is in evaluation
---- mode; model:train() turns dropout on. On "meta" no weights are read: shard the model, then call ms.hf.load_weights,
+--- mode; model:train() turns dropout on. A path that ends in .gguf is a file of llama.cpp (Llama, Qwen2, GPT-2). On "meta" no weights are read: shard the model, then call ms.hf.load_weights,
 --- and no rank holds it whole. Errors: an architecture, or an option in config.json, that Moonshard lacks; damaged
 --- files; the message names the file and the key.
 ---@param folder string  with config.json and the weights
@@ -97,6 +101,11 @@ function M.load(folder, given)
   opts.expect(folder, opts.string, "hf.load: the folder")
   local o = opts("hf.load", given, { dtype = DTYPES, device = opts.string, ignore = opts.table })
   folder = folders.path(folder)
+  if folder:find "%.gguf$" then
+    return gguf.load(folder, function(config)
+      return build(Config.of(config, folder), { dtype = o.dtype, device = "meta", ignore = o.ignore })
+    end, o.device)
+  end
   local config = Config.read(folder)
   local model = build(config, { dtype = o.dtype, device = "meta", ignore = o.ignore })
   model.family.folder = folder
@@ -119,16 +128,31 @@ function M.load_weights(model, folder)
   return model
 end
 
---- Makes a model with random weights.
+-- Initial weights as transformers draws them: normal, with biases of 0; norms keep theirs.
+local function draw(model)
+  local std = model.config.initializer_range or model.config.init_std or 0.02
+  for _, m in ipairs(model:modules()) do
+    if m:isa(nn.Linear) or m:isa(nn.Embedding) or m:isa(nn.Conv1d) or m:isa(nn.Conv2d) then
+      nn.init.normal_(m.weight, 0, std)
+      if m.bias then nn.init.zeros_(m.bias) end
+    end
+  end
+  return model
+end
+
+--- Makes a model with random weights: normal with the standard deviation initializer_range, 0.02 without, and biases of
+--- 0. It is in evaluation mode.
 ---@param config table<string, any>  as config.json has it, with `architectures` or `model_type`
 ---@param given? { dtype: string, device: string, ignore: string[] }  ignore: keys that do not matter
 ---@return Module
 function M.create(config, given)
   opts.expect(config, opts.table, "hf.create: the configuration")
   local o = opts("hf.create", given, { dtype = DTYPES, device = opts.string, ignore = opts.table })
-  return build(Config.of(config), o)
+  local model = build(Config.of(config), o)
+  return o.device == "meta" and model or draw(model)
 end
 
+local GGUF_DTYPES = opts.one_of { "float32", "float16", "bfloat16", "q8_0" }
 local bytes_of = { KB = 1e3, MB = 1e6, GB = 1e9 }
 local file_size = opts.kind("a number of bytes, or a text such as '5GB'", function(v)
   if type(v) == "string" then return bytes_of[v:match "^%d+(%u%u)$"] ~= nil end
@@ -137,16 +161,18 @@ end)
 
 --- Writes a model to a folder, as transformers reads it: config.json, model.safetensors or several files with an index,
 --- and the tokenizer's files of the folder that the model was read from. Collective if the model is sharded: tensors are
---- gathered and written one at a time, by rank 0. Else rank 0 writes.
+--- gathered and written one at a time, by rank 0. Else rank 0 writes. A path that ends in .gguf: one file for
+--- llama.cpp, of Llama, Qwen2 and GPT-2, with the tokenizer if it is a byte-level BPE in tokenizer.json.
 ---@param model Module  of ms.hf.load or ms.hf.create
 ---@param folder string  is made if it does not exist
----@param given? { max_shard_size: number|string }
----   max_shard_size: bytes of a file of weights, or a text such as "200MB" (default: "5GB")
+---@param given? { max_shard_size: number|string, dtype: "float32"|"float16"|"bfloat16"|"q8_0" }
+---   max_shard_size: bytes of a file of weights, or a text such as "200MB" (default: "5GB"); dtype: of the matrices in a
+---   GGUF file (default: the model's)
 function M.save(model, folder, given)
   opts.expect(model, a_module, "hf.save: argument 1")
   opts.need(model.family and model.family.names, model, "a model of ms.hf.load", "hf.save: argument 1")
   opts.expect(folder, opts.string, "hf.save: the folder")
-  local o = opts("hf.save", given, { max_shard_size = opts.option(file_size, "5GB") })
+  local o = opts("hf.save", given, { max_shard_size = opts.option(file_size, "5GB"), dtype = GGUF_DTYPES })
   local most = o.max_shard_size
   if type(most) == "string" then most = tonumber(most:match "^%d+") * bytes_of[most:match "%u%u$"] end
   for name, p in model:named_parameters() do
@@ -154,6 +180,8 @@ function M.save(model, folder, given)
       errors.raise("hf.save: parameter '%s' is on meta and has no values; call ms.hf.load_weights first", name)
     end
   end
+  if folder:find "%.gguf$" then return gguf.save(model, folder, o.dtype) end
+  opts.need(o.dtype == nil, o.dtype, "none; it is for files that end in .gguf", "hf.save: option 'dtype'")
   local groups = agree.groups_of(model)
   local mine = agree.is_first(groups)
   agree.together(groups, function()
@@ -165,5 +193,6 @@ function M.save(model, folder, given)
 end
 
 M.save_adapter, M.load_adapter = adapters.save, adapters.load
+M.mean_pool, M.contrastive_loss, M.score = embeddings.mean_pool, embeddings.contrastive_loss, scores.score
 
 return errors.closed(M, "hf")

@@ -33,16 +33,17 @@ end
 --- What a model has to read or write: each tensor once, in the order of the model. Parameters that it did not have
 --- when it was made, such as those of adapters, are in the second list, with the modules that own them.
 ---@param model Module  of ms.hf.load
+---@param pairs_of? table  the names of another kind of files (default: those of the model's family)
 ---@return { name: string, file: string, others: string[], t: Tensor, shape: integer[], transposed: boolean }[]
 ---   name: here; file: in files; others: names of the same tensor in files that repeat it
 ---@return { name: string, owner: Module }[] added
-function M.entries(model)
+function M.entries(model, pairs_of)
   local from_0, list, seen = model:_names_from_0(), {}, {}
   local own, values, owners = model:_state()
   local known, added = model.family.known, {}
   for k, name in ipairs(own) do
     local t = values[k]
-    local file, row = M.to_file(from_0[name], model.family.names)
+    local file, row = M.to_file(from_0[name], pairs_of or model.family.names)
     local e = seen[t]
     if known and not known[name] then
       added[#added + 1] = { name = name, owner = owners[k][1] }

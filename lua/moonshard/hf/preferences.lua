@@ -8,6 +8,7 @@ local dist = require "moonshard.dist"
 local F = require("moonshard.nn").F
 local no_grad = require("moonshard.autograd").no_grad
 local pack = require("moonshard.text.packing").pack
+local scores = require "moonshard.hf.scores"
 local scope = require("moonshard.tensor.scope").scope
 
 local M = {}
@@ -66,13 +67,6 @@ end
 
 function TextPairs:__tostring() return ("TextPairs(%d pairs of at most %d tokens)"):format(self.count, self.chosen.length) end
 
--- The sum of the log-probabilities of each text's learned tokens, [texts].
-local function log_probabilities(model, ids, targets)
-  local logits = model(ids):float()
-  local losses = F.cross_entropy(logits:flatten(1, 2), targets:flatten(), { reduction = "none" })
-  return -losses:reshape(targets:size(1), targets:size(2)):sum(2)
-end
-
 --- Computes the log-probability ratios of all pairs with a model, which is the reference from then on. Collective.
 ---@param model Module
 function TextPairs:remember(model)
@@ -83,7 +77,7 @@ function TextPairs:remember(model)
     for rows, counts in self.chosen:_lists(4) do
       scope(function()
         local ids, given = batch(self, rows)
-        local values = log_probabilities(model, ids, given.targets):tolist()
+        local values = scores.log_probabilities(model, ids, given.targets):tolist()
         for k, row in ipairs(counts and rows or {}) do sums[row.number] = values[k] - values[#rows + k] end
       end)
     end
@@ -103,7 +97,7 @@ end
 ---@return integer better  pairs whose chosen text the model prefers more than the reference does
 function M.loss(model, ids, given, beta)
   local n = ids:size(1) / 2
-  local sums = log_probabilities(model, ids, given.targets)
+  local sums = scores.log_probabilities(model, ids, given.targets)
   local margin = (sums:narrow(1, 1, n) - sums:narrow(1, n + 1, n) - given.reference:to(sums.dtype)) * beta
   return -F.logsigmoid(margin):mean(), margin:detach():gt(0):sum():item()
 end

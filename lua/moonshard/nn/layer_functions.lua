@@ -26,9 +26,9 @@ end
 local function affine(y, w, b)
   local sizes = { 1, y:size(2) }
   for d = 3, y.ndim do sizes[d] = 1 end
-  if w ~= nil then y = y * w:reshape(sizes) end
-  if b ~= nil then y = y + b:reshape(sizes) end
-  return y
+  w, b = w ~= nil and w:reshape(sizes), b ~= nil and b:reshape(sizes)
+  if w and b then return b:addcmul(y, w) end
+  return w and y * w or b and y + b or y
 end
 
 -- Normalises rows of n elements each, with the operator of layer_norm.

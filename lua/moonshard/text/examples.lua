@@ -33,9 +33,14 @@ end
 
 local function of_text(tokenizer, text) return ended(tokens(tokenizer, text, true), tokenizer) end
 
-local function of_completion(tokenizer, prompt, completion)
+--- An example whose second part is learned.
+function M.completion(tokenizer, prompt, completion)
   local text = prompt .. completion
-  return ended(tokens(tokenizer, text, true, { { #prompt + 1, #text } }), tokenizer)
+  return tokens(tokenizer, text, true, { { #prompt + 1, #text } })
+end
+
+local function of_completion(tokenizer, prompt, completion)
+  return ended(M.completion(tokenizer, prompt, completion), tokenizer)
 end
 
 local function of_messages(tokenizer, messages, format, who)

@@ -14,7 +14,7 @@ local HALF = "rows pass through a float32 buffer in L1"
 local TURNED = "reads along columns, a cache line for 16 elements"
 local TWICE = "reads each row again from L1"
 local WIDEN = "adds in float64"
-local INTEGER = "through int64, for which AVX2 has no conversion"
+local PACKED = "AVX2 packs 32 numbers to bytes in five shuffles"
 local PRODUCTS = "GCC 12 shuffles for products of 32 x 32 to 64 bits, in 512-bit vectors multiplies 64-bit numbers"
 local LIBM = "libm's function, an element at a time: training seldom needs it"
 local DOUBLE = "libm's functions: float64 serves gradient checks"
@@ -54,7 +54,7 @@ function M.cases(t, rows, cols, isa)
     for at = 3, #c do
       local to, add = c[at], (c[2] == d or c[2] == t.x_half or c[2] == t.h_half or c[2] == t.whole) and wide or case
       add(("cast %s to %s"):format(c[1], to[1]), to[2], to[3], "cast", { c[2] }, { t.dtype[to[1]] }, nil,
-        (c[2] == h or c[2] == t.q or to[1]:find "float16") and HALF or INTEGER)
+        (c[2] == h or c[2] == t.q or to[1]:find "float16") and HALF or to[1] == "uint8" and PACKED)
     end
   end
   case("cat of two", 16, 0, "cat", { x, y }, { 0 })

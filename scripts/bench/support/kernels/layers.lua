@@ -8,13 +8,14 @@ local F = ms.nn.F
 local M = {}
 
 local EXP = 21
-local ATTENTION = "half of each tile on the diagonal is masked"
+local ATTENTION = "exponentials between products; tiles on the diagonal are half masked"
 local GROUPS = "each group's matrix of columns is written and read"
 local ALONE = "a channel alone: sums stay in memory, 8 elements of the kernel at a time"
 local SMALL = "products of 64 rows: operands are packed as long as they are multiplied"
 local FEW = "3 to 16 channels: oneDNN's layouts are for multiples of 16"
 local SEVERAL = "several operators, each over the whole tensor"
-local LINES = "5 passes over real and imaginary parts, which are read and written an element at a time"
+local LINES = "5 passes through L2; lines are read and written an element at a time"
+local BLENDS = "all three cases of the sign, blended"
 local SERIAL = "each time step needs the one before"
 local SORT = "log2(n) passes over keys and positions"
 
@@ -22,7 +23,9 @@ local SORT = "log2(n) passes over keys and positions"
 function M.cases(quick)
   local list = {}
   local function case(name, bytes, ops, run, why)
-    list[#list + 1] = { name = name, bytes = bytes, ops = ops, why = why, run = function() ms.scope(run) end }
+    list[#list + 1] = { name = name, bytes = bytes, ops = ops, why = why, run = function()
+      ms.scope(function() run() end)                                   -- what run returns must not leave the scope
+    end }
   end
   -- The call, and its gradients; factor: of the forward's arithmetic.
   local function both(name, bytes, ops, leaves, call, why, factor)
@@ -99,12 +102,12 @@ function M.cases(quick)
   for _, o in ipairs {
     { "SGD", 0, 2, { lr = 0.1 } }, { "SGD", 1, 4, { lr = 0.1, momentum = 0.9 }, " with momentum" },
     { "Adam", 2, 35 }, { "AdamW", 2, 36 }, { "NAdam", 2, 40 }, { "RAdam", 2, 45 }, { "Adamax", 2, 30 },
-    { "RMSprop", 1, 30 }, { "Adagrad", 1, 28 }, { "Adadelta", 2, 50 }, { "Rprop", 2, 20 }, { "ASGD", 1, 10 },
+    { "RMSprop", 1, 30 }, { "Adagrad", 1, 28 }, { "Adadelta", 2, 50 }, { "Rprop", 2, 20, nil, nil, BLENDS }, { "ASGD", 1, 10 },
   } do
     local p = ms.nn.Parameter(ms.randn(size))
     local optimizer = ms.optim[o[1]]({ p }, o[4] or { lr = 1e-3 })
     p.grad = ms.randn(size)
-    case(o[1] .. (o[5] or ""), (3 + 2 * o[2]) * 4 * size, o[3] * size / 16, function() optimizer:step() end)
+    case(o[1] .. (o[5] or ""), (3 + 2 * o[2]) * 4 * size, o[3] * size / 16, function() optimizer:step() end, o[6])
   end
   local clipped = ms.nn.Parameter(ms.randn(size))
   clipped.grad = ms.randn(size)

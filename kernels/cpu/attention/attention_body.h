@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/attention_body.h -- attention over blocks of queries and keys; attention.c includes it once per
+// cpu/attention/attention_body.h -- attention over blocks of queries and keys; attention.c includes it once per
 // accumulation type.
 //
 // A tile of scores has one row for each key and one column for each query: s[key][QUERIES + 16]. All that softmax does
@@ -461,19 +461,23 @@ static MS_KERNEL void R(cap_row)(REAL *s, int64_t n, REAL cap)
     for (int64_t j = 0; j < n; j++) s[j] = R(ms_capped)(s[j], cap);
 }
 
-// At most PART rows of a head; in place if possible. *rs: from a row to the next.
-static const REAL *R(few_rows)(const attend *w, head_rows h, REAL *room, int64_t *rs)
+// The product of all rows of a task with at most PART rows of a head, which are read in place if possible.
+static ms_few R(few_rows)(const attend *w, head_rows h, REAL *room)
 {
     const part *x = h.of;
-    if (x->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && x->cs == 1 && w->d == w->wide) {
-        *rs = x->rs;
-        return (const REAL *)x->data + head_start(x, h.head) + h.first * x->rs;
+    ms_few f = { .dtype = x->dtype, .m = w->group * w->tq, .n = h.n, .d = w->wide, .x_rs = x->rs };
+    f.scores_rs = FEW_KEYS;
+    if (x->cs == 1 && w->d == w->wide && ms__few_reads(x->dtype)) {
+        f.x = row_at(x, h.head, h.first);
+        f.ahead = 1;
+        return f;
     }
-    *rs = w->wide;
     R(load_rows)(w, room, h, 1);
-    return room;
+    f.dtype = sizeof(REAL) == 8 ? MS_F64 : MS_F32;
+    f.x = room;
+    f.x_rs = w->wide;
+    return f;
 }
-
 static int64_t R(few_room)(const attend *w)
 {
     int64_t rows = w->group * w->tq;
@@ -483,7 +487,7 @@ static int64_t R(few_room)(const attend *w)
 // A task's result in w->parts: for each row its maximum, its sum, and its outputs, which are not divided by the sum.
 static void R(attend_few)(const attend *w, int64_t task, REAL *room)
 {
-    int64_t wide = w->wide, heads = task / w->chunks * w->group, j0 = w->key + task % w->chunks * FEW_KEYS, rs;
+    int64_t wide = w->wide, heads = task / w->chunks * w->group, j0 = w->key + task % w->chunks * FEW_KEYS;
     int64_t n = w->key_end - j0 < FEW_KEYS ? w->key_end - j0 : FEW_KEYS, rows = w->group * w->tq;
     REAL *q = room, *part = q + rows * wide, *s = part + PART * wide, *row = s + rows * FEW_KEYS;
     REAL *max = (REAL *)w->parts + task * rows * (wide + 2), *sum = max + rows, *o = sum + rows;
@@ -491,13 +495,12 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
         R(load_rows)(w, q + h * w->tq * wide, (head_rows) { &w->q, heads + h, 0, w->tq }, (REAL)w->a.scale);
     for (int64_t j = 0; j < n; j += PART) {
         int64_t some = n - j < PART ? n - j : PART;
-        const REAL *k = R(few_rows)(w, (head_rows) { &w->k, heads, j0 + j, some }, part, &rs);
+        ms_few k = R(few_rows)(w, (head_rows) { &w->k, heads, j0 + j, some }, part);
+        k.rows = q, k.scores = s + j;
         for (int64_t b = 0; b < some; b += STEP) {
-            int64_t m = some - b < STEP ? some - b : STEP;
-            for (int64_t r = 0; r < rows; r++)
-                R(ms__dots)(m, wide, q + r * wide, k + b * rs, rs, s + r * FEW_KEYS + j + b);
-            if (j + PART < n) fetch_keys(w, &w->k, heads, j0 + j + PART + b);
-            else fetch_keys(w, &w->v, heads, j0 + b);
+            int64_t at = j + b + AHEAD;  // values follow the last key
+            ms_few f = few_step(&k, b, at < n ? row_at(&w->k, heads, j0 + at) : row_at(&w->v, heads, j0 + at - n));
+            R(ms__few_scores)(&f);
         }
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -519,11 +522,12 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
     memset(o, 0, (size_t)(rows * wide) * sizeof *o);
     for (int64_t j = 0; j < n; j += PART) {
         int64_t some = n - j < PART ? n - j : PART;
-        const REAL *v = R(few_rows)(w, (head_rows) { &w->v, heads, j0 + j, some }, part, &rs);
+        ms_few v = R(few_rows)(w, (head_rows) { &w->v, heads, j0 + j, some }, part);
+        v.rows = o, v.scores = s + j;
         for (int64_t b = 0; b < some; b += STEP) {
-            OPERANDS x = { s + j + b, FEW_KEYS, 1, v + b * rs, rs, o, wide, NULL, true };
-            R(ms__block)(rows, wide, some - b < STEP ? some - b : STEP, &x, NULL);
-            fetch_keys(w, j + PART < n ? &w->v : &w->k, heads, j0 + j + PART + b);
+            int64_t at = j + b + AHEAD;  // the keys of the next task follow the last value
+            ms_few f = few_step(&v, b, row_at(at < n ? &w->v : &w->k, heads, j0 + at));
+            R(ms__few_sums)(&f);
         }
     }
 }

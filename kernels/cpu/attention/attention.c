@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/attention.c -- softmax(q k^T) v without storing the T x T matrix (Dao et al. 2022), in tiles of 64
+// cpu/attention/attention.c -- softmax(q k^T) v without storing the T x T matrix (Dao et al. 2022), in tiles of 64
 // queries (float64: 32) by KEYS keys. Forward saves one number per row (the logsumexp); backward recomputes the scores.
 //
 // Forward, a task is a block of queries; if a head has at most FEW queries, as in decoding, it is FEW_KEYS keys for all
 // heads that share them, and the results are then added in order. Backward, a task is a head of keys: it adds the
 // gradients of keys and values in the order of the heads that share them and their queries. Memory is therefore linear
 // in T, and results do not depend on the number of threads. The output of a query without allowed keys is 0.
+#include "cpu/attention/few.h"
 #include "cpu/product/product.h"
 #include "rows/attention.h"
 #include "rows/grad.h"
@@ -19,7 +20,8 @@ enum {
     FEW_ROWS = 64,   // most rows, of heads that share keys, that are computed together then
     FEW_KEYS = 512,  // keys of a task then
     PART = 64,       // of which so many are converted at a time,
-    STEP = 16,       // and so many multiplied, before those of the next part are fetched
+    STEP = 16,       // and so many multiplied,
+    AHEAD = 32,      // while those that follow so many later are fetched
 };
 
 // A tensor [batch..., t, d] seen as heads. Strides: of rows, of columns, and of the batch dimensions (0 where
@@ -116,11 +118,21 @@ static void fetch_ahead(const attend *w, tile t, int64_t j, int64_t n)
     if (q < w->tq) fetch(w, (head_rows) { &w->q, t.head, q, w->tq - q < n ? w->tq - q : n }, false);
 }
 
-// STEP keys or values, as far as they exist.
-static void fetch_keys(const attend *w, const part *x, int64_t head, int64_t first)
+// Where a row of a head lies, or would lie.
+static const char *row_at(const part *x, int64_t head, int64_t row)
 {
-    int64_t n = w->key_end - first < STEP ? w->key_end - first : STEP;
-    fetch(w, (head_rows) { x, head, first, n }, false);
+    return (const char *)x->data + (head_start(x, head) + row * x->rs) * ms__dtype_size(x->dtype);
+}
+
+// The product for rows [b, b + STEP) of f, as far as they exist. next: what is read AHEAD rows later.
+static ms_few few_step(const ms_few *f, int64_t b, const char *next)
+{
+    ms_few part = *f;
+    part.n = f->n - b < STEP ? f->n - b : STEP;
+    part.x = (const char *)f->x + b * f->x_rs * ms__dtype_size(f->dtype);
+    part.scores = (char *)f->scores + b * (f->dtype == MS_F64 ? 8 : 4);
+    if (f->ahead) part.ahead = (int64_t)((uintptr_t)next - (uintptr_t)part.x);
+    return part;
 }
 
 // Describes t as heads. like: a tensor with the batch dimensions of the whole call, of which the last is `share` times
@@ -143,7 +155,7 @@ static part part_of(const ms_tensor *t, const ms_tensor *like, int64_t share)
     return x;
 }
 
-#define BODY "cpu/product/attention_body.h"
+#define BODY "cpu/attention/attention_body.h"
 #include "cpu/both_types.h"
 
 // A function that runs a task of type REAL in this thread's scratch memory.

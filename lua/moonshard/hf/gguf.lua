@@ -1,0 +1,269 @@
+-- SPDX-License-Identifier: MIT
+--- Models in GGUF files, for llama.cpp and from it: Llama, Qwen2 and GPT-2. A file has the options under keys of its
+--- own, and the tokenizer; Llama's rotary pairs are features 2 i and 2 i + 1 there, i and i + d / 2 here.
+local agree = require "moonshard.parallel.fsdp.agree"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local files = require "moonshard.hf.gguf_file"
+local log = require "moonshard.core.log"
+local module = require "moonshard.parallel.fsdp.module"
+local names = require "moonshard.hf.names"
+local no_grad = require("moonshard.autograd").no_grad
+local read_json = require("moonshard.core.json").decode
+local regular = require "moonshard.io.regular"
+local scope = require "moonshard.tensor.scope"
+
+local M = {}
+
+local NAMES = {
+  { "model.embed.", "token_embd." }, { "model.positions.", "position_embd." }, { "model.norm.", "output_norm." },
+  { "lm_head.", "output." },
+}
+for _, pair in ipairs { { "attn_norm.", "attn_norm." }, { "attn.q.", "attn_q." }, { "attn.k.", "attn_k." },
+  { "attn.v.", "attn_v." }, { "attn.qkv.", "attn_qkv." }, { "attn.out.", "attn_output." }, { "mlp_norm.", "ffn_norm." },
+  { "mlp.gate.", "ffn_gate." }, { "mlp.up.", "ffn_up." }, { "mlp.down.", "ffn_down." } } do
+  NAMES[#NAMES + 1] = { "model.layers.#." .. pair[1], "blk.#." .. pair[2] }
+end
+
+-- Options: key in config.json, key in the file after the architecture's name, type. Those of Llama are those of Qwen2.
+local LLAMA = {
+  { "num_hidden_layers", "block_count", "u32" }, { "max_position_embeddings", "context_length", "u32" },
+  { "hidden_size", "embedding_length", "u32" }, { "intermediate_size", "feed_forward_length", "u32" },
+  { "num_attention_heads", "attention.head_count", "u32" }, { "num_key_value_heads", "attention.head_count_kv", "u32" },
+  { "rms_norm_eps", "attention.layer_norm_rms_epsilon", "f32" },
+}
+local KINDS = {
+  LlamaForCausalLM = { name = "llama", keys = LLAMA, pre = "llama-bpe", pairs = true },
+  Qwen2ForCausalLM = { name = "qwen2", keys = LLAMA, pre = "qwen2" },
+  GPT2LMHeadModel = { name = "gpt2", pre = "gpt-2", keys = {
+    { "n_layer", "block_count", "u32" }, { "n_positions", "context_length", "u32" },
+    { "n_embd", "embedding_length", "u32" }, { "n_head", "attention.head_count", "u32" },
+    { "n_inner", "feed_forward_length", "u32" }, { "layer_norm_epsilon", "attention.layer_norm_epsilon", "f32" },
+  } },
+}
+local ARCHITECTURES = {}
+for architecture, kind in pairs(KINDS) do ARCHITECTURES[kind.name] = architecture end
+
+-- The order of a projection's rows in the file, or back.
+local function reordered(t, heads, back)
+  local sizes, half = t.shape, t:size(1) / heads / 2
+  local parts = back and t:reshape(heads, half, 2, -1) or t:reshape(heads, 2, half, -1)
+  return parts:transpose(2, 3):reshape(sizes)
+end
+
+-- The number of heads whose rows are reordered; nil: the tensor is as here.
+local function pairs_of(kind, name, o)
+  if not kind.pairs then return nil end
+  return name:find "attn_q%." and o.heads or name:find "attn_k%." and o.kv_heads or nil
+end
+
+-- ---- writing -------------------------------------------------------------------------------------
+
+-- The tokenizer of the model's folder, if it is a byte-level BPE in tokenizer.json.
+local function tokenizer_values(model, kind)
+  local file = model.family.folder and regular.open(model.family.folder .. "/tokenizer.json", "rb")
+  if not file then return {} end
+  local ok, t = pcall(read_json, file:read "*a")
+  file:close()
+  local bpe = ok and type(t) == "table" and t.model
+  if type(bpe) ~= "table" or bpe.type ~= "BPE" or bpe.byte_fallback == true or type(bpe.vocab) ~= "table" then
+    log.warn("hf.save: the GGUF file gets no tokenizer: only byte-level BPE in tokenizer.json is written")
+    return {}
+  end
+  local tokens, types, merges = {}, {}, {}
+  for id = 0, model.lm_head.weight.shape[1] - 1 do tokens[id + 1], types[id + 1] = ("[PAD%d]"):format(id), 5 end
+  for token, id in pairs(bpe.vocab) do tokens[id + 1], types[id + 1] = token, 1 end      -- any order: ids are distinct
+  for _, token in ipairs(t.added_tokens or {}) do
+    tokens[token.id + 1], types[token.id + 1] = token.content, token.special and 3 or 4
+  end
+  for k, merge in ipairs(bpe.merges or {}) do
+    merges[k] = type(merge) == "table" and table.concat(merge, " ") or merge
+  end
+  return { { "tokenizer.ggml.model", "string", "gpt2" }, { "tokenizer.ggml.pre", "string", kind.pre },
+    { "tokenizer.ggml.tokens", "strings", tokens }, { "tokenizer.ggml.token_type", "i32s", types },
+    { "tokenizer.ggml.merges", "strings", merges } }
+end
+
+local FILE_TYPES = { float32 = 0, float16 = 1, q8_0 = 7, bfloat16 = 32 }
+
+local function values_of(model, kind, dtype)
+  local o, config, name = model.model.options, model.config, kind.name
+  local values = { { "general.architecture", "string", name }, { "general.file_type", "u32", FILE_TYPES[dtype] } }
+  local own = { num_hidden_layers = o.layers, n_layer = o.layers, hidden_size = o.dim, n_embd = o.dim,
+    intermediate_size = o.mlp_dim, n_inner = o.mlp_dim, num_attention_heads = o.heads, n_head = o.heads,
+    num_key_value_heads = o.kv_heads, rms_norm_eps = o.norm.eps, layer_norm_epsilon = o.norm.eps,
+    n_positions = o.learned, max_position_embeddings = config.max_position_embeddings or 2048 }
+  for _, row in ipairs(kind.keys) do values[#values + 1] = { name .. "." .. row[2], row[3], own[row[1]] } end
+  values[#values + 1] = { name .. ".vocab_size", "u32", o.vocab }
+  if o.rotary then
+    values[#values + 1] = { name .. ".rope.freq_base", "f32", o.rotary.base }
+    values[#values + 1] = { name .. ".rope.dimension_count", "u32", o.rotary.d }
+    values[#values + 1] = { name .. ".attention.key_length", "u32", o.head_dim }
+    values[#values + 1] = { name .. ".attention.value_length", "u32", o.head_dim }
+    if o.rotary.kind == "linear" then
+      values[#values + 1] = { name .. ".rope.scaling.type", "string", "linear" }
+      values[#values + 1] = { name .. ".rope.scaling.factor", "f32", o.rotary.factor }
+    end
+  end
+  for _, token in ipairs { "bos", "eos" } do
+    local id = config[token .. "_token_id"]
+    if type(id) == "table" then id = id[1] end
+    if type(id) == "number" then values[#values + 1] = { ("tokenizer.ggml.%s_token_id"):format(token), "u32", id } end
+  end
+  for _, value in ipairs(tokenizer_values(model, kind)) do values[#values + 1] = value end
+  return values
+end
+
+-- The factors of Llama 3.1's scaling, by which llama.cpp divides the angles.
+local function rotary_factors(model)
+  local o, list = model.model.options.rotary, {}
+  for k, rate in ipairs(model.model.rates[false]) do list[k] = o.base ^ (-2 * (k - 1) / o.d) / rate end
+  return create.tensor(list, { dtype = "float32" })
+end
+
+--- Writes a model. Collective if it is sharded; rank 0 writes.
+---@param model Module
+---@param path string
+---@param dtype? string  of matrices (default: that of the model)
+function M.save(model, path, dtype)
+  local kind = KINDS[model.family.architecture]
+  if not kind then
+    errors.raise("hf.save: GGUF files of %s are not supported, only of %s", model.family.architecture,
+      table.concat(errors.names(KINDS), ", "))
+  end
+  local o = model.model.options
+  local scaling = o.rotary and o.rotary.kind
+  if scaling == "yarn" or scaling == "longrope" or o.window then
+    errors.raise("hf.save: GGUF files with %s are not supported", o.window and "a window" or "the RoPE scaling " .. scaling)
+  end
+  dtype = dtype or model:parameters()[1].dtype
+  local groups = agree.groups_of(model)
+  local mine = agree.is_first(groups)
+  module.reshard_all(model)
+  local entries, list = names.entries(model, NAMES), {}
+  for k, e in ipairs(entries) do
+    local matrix = #e.shape == 2 and e.file ~= "position_embd.weight"
+    local as = matrix and dtype or "float32"
+    if as == "q8_0" and e.shape[2] % files.BLOCK ~= 0 then as = "float16" end
+    list[k] = { name = e.file, kind = as, shape = e.shape, entry = e }
+  end
+  if scaling == "llama3" then
+    list[#list + 1] = { name = "rope_freqs.weight", kind = "float32", shape = { o.rotary.d / 2 } }
+  end
+  agree.together(groups, function()
+    local new, file = path .. ".new", nil
+    if mine then
+      local made, why = regular.create(path, new)
+      file = made
+      if not file then errors.raise("hf.save: cannot write '%s': %s", path, tostring(why)) end
+      files.begin(file, values_of(model, kind, dtype), list)
+    end
+    no_grad(function()
+      for _, item in ipairs(list) do
+        scope.run("save", function()
+          local e = item.entry
+          local t = not e and rotary_factors(model) or e.is_sharded and e.t:full_tensor() or e.t:detach()
+          if not mine then return end
+          local heads = e and pairs_of(kind, e.file, o)
+          t = t:to "cpu"
+          files.put(file, heads and reordered(t, heads) or t, item.kind)
+        end)
+      end
+    end)
+    if mine then
+      assert(file:close())
+      assert(os.rename(new, path))
+    end
+  end)
+end
+
+-- ---- reading -------------------------------------------------------------------------------------
+
+local function need(file, key)
+  local value = file.values[key]
+  if type(value) ~= "number" then
+    errors.raise("hf: '%s': key '%s' is %s, expected a number", file.path, key, errors.show(value))
+  end
+  return value
+end
+
+local function config_of(file)
+  local values = file.values
+  local architecture = ARCHITECTURES[values["general.architecture"]]
+  if not architecture then
+    errors.raise("hf: '%s': key 'general.architecture' is %s, expected one of %s", file.path,
+      errors.show(values["general.architecture"]), table.concat(errors.names(ARCHITECTURES), ", "))
+  end
+  local kind = KINDS[architecture]
+  local function at(key) return values[kind.name .. "." .. key] end
+  local c = { architectures = { architecture }, tie_word_embeddings = file.tensors["output.weight"] == nil }
+  for _, row in ipairs(kind.keys) do c[row[1]] = need(file, kind.name .. "." .. row[2]) end
+  local embed = file.tensors["token_embd.weight"]
+  if not embed then errors.raise("hf: '%s' lacks 'token_embd.weight'", file.path) end
+  c.vocab_size = embed.shape[1]
+  for _, token in ipairs { "bos", "eos" } do
+    c[token .. "_token_id"] = values[("tokenizer.ggml.%s_token_id"):format(token)]
+  end
+  if kind.name ~= "gpt2" then
+    local base, factors = at "rope.freq_base" or 10000, file.tensors["rope_freqs.weight"]
+    if kind.name == "llama" then
+      c.attention_bias = file.tensors["blk.0.attn_q.bias"] ~= nil
+      c.mlp_bias = file.tensors["blk.0.ffn_down.bias"] ~= nil
+    end
+    if at "attention.key_length" then c.head_dim = at "attention.key_length" end
+    c.rope_parameters = { rope_type = "default", rope_theta = base }
+    local scaling = at "rope.scaling.type" or "none"
+    if scaling == "linear" then
+      c.rope_parameters.rope_type, c.rope_parameters.factor = "linear", at "rope.scaling.factor"
+    elseif factors then
+      local list = file:read("rope_freqs.weight"):tolist()
+      c.rope_parameters = { rope_type = "longrope", rope_theta = base, short_factor = list, long_factor = list,
+        attention_factor = 1 }
+    elseif scaling ~= "none" then
+      errors.raise("hf: '%s': key '%s.rope.scaling.type' is %s, expected 'none' or 'linear'", file.path, kind.name,
+        errors.show(scaling))
+    end
+  end
+  return c, kind
+end
+
+--- Reads a model.
+---@param path string
+---@param build fun(config: table): Module  makes the model on meta
+---@param device? string
+---@return Module
+function M.load(path, build, device)
+  local file = files.open(path)
+  local ok, model = pcall(function()
+    local config, kind = config_of(file)
+    local m = build(config)
+    local entries, used = names.entries(m, NAMES), { ["rope_freqs.weight"] = true }
+    for _, e in ipairs(entries) do
+      local t = file.tensors[e.file]
+      used[e.file] = true
+      if not t then errors.raise("hf: '%s' lacks '%s'", path, e.file) end
+      if table.concat(t.shape, ",") ~= table.concat(e.shape, ",") then
+        errors.raise("hf: '%s': '%s' has shape [%s], expected [%s]", path, e.file, table.concat(t.shape, ", "),
+          table.concat(e.shape, ", "))
+      end
+    end
+    for _, name in ipairs(errors.names(file.tensors)) do
+      if not used[name] then errors.raise("hf: '%s' has '%s', which the model lacks", path, name) end
+    end
+    m:to_empty(device or "cpu")
+    no_grad(function()
+      for _, e in ipairs(entries) do
+        scope.run("load", function()
+          local t, heads = file:read(e.file), pairs_of(kind, e.file, m.model.options)
+          e.t:detach():copy_(heads and reordered(t, heads, true) or t)
+        end)
+      end
+    end)
+    return m
+  end)
+  file:close()
+  if not ok then error(model, 0) end
+  return model
+end
+
+return M

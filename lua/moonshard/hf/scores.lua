@@ -1,0 +1,138 @@
+-- SPDX-License-Identifier: MIT
+--- Scores of a language model on a file: perplexity of texts and completions, accuracy at multiple choice.
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
+local errors = require "moonshard.core.errors"
+local examples = require "moonshard.text.examples"
+local F = require("moonshard.nn").F
+local no_grad = require("moonshard.autograd").no_grad
+local opts = require "moonshard.core.opts"
+local pack = require("moonshard.text.packing").pack
+local scope = require("moonshard.tensor.scope").scope
+local tables = require "moonshard.data.tables"
+
+local M = {}
+
+--- The sum of the log-probabilities of each row's targets but those that are -100.
+---@param model Module
+---@param ids Tensor  int64 [B, T]
+---@param targets Tensor  int64 [B, T]
+---@return Tensor  float32 or float64 [B]
+function M.log_probabilities(model, ids, targets)
+  local logits = model(ids)
+  if logits.dtype ~= "float64" then logits = logits:float() end
+  local losses = F.cross_entropy(logits:flatten(1, 2), targets:flatten(), { reduction = "none" })
+  return -losses:reshape(targets:size(1), targets:size(2)):sum(2)
+end
+
+local function evaluate(model, fn)
+  local training = model.training
+  model:eval()
+  local ok, err = pcall(no_grad, fn)
+  model:train(training)
+  if not ok then error(err, 0) end
+end
+
+local function perplexity(model, list, o, world)
+  local rows, sums = pack(list, { length = o.length, rank = dist.rank(), world = world }), { 0, 0 }
+  evaluate(model, function()
+    for ids, given, n in rows:each(o.batch) do
+      scope(function()
+        local loss = model(ids, given)
+        if n > 0 then sums = { sums[1] + loss:item() * n, sums[2] + n } end
+      end)
+    end
+  end)
+  local all = create.tensor(sums, { dtype = "float64" })
+  if world > 1 then dist.all_reduce(all) end
+  local sum, n = unpack(all:tolist())
+  return { loss = sum / n, perplexity = math.exp(sum / n), tokens = n }
+end
+
+-- The answer's number, from 1, of an object with choices.
+local function answer_of(object, where)
+  local answer = object.answer
+  for k, choice in ipairs(object.choices) do
+    opts.expect(choice, opts.string, "%s: choice %d", where, k)
+    if answer == choice then return k end
+  end
+  local fits = type(answer) == "number" and answer % 1 == 0 and answer >= 0 and answer < #object.choices
+  opts.need(fits, answer, "the number of a choice, from 0, or its text", "%s: 'answer'", where)
+  return answer + 1
+end
+
+local function choices(model, objects, tokenizer, o, world, path)
+  local list, questions = {}, {}
+  for k, object in ipairs(objects) do
+    local where = ("hf.score: '%s', object %d"):format(path, k)
+    opts.need(type(object) == "table" and opts.is_plain(object.choices) and #object.choices > 1, object,
+      "an object with two 'choices' or more", "%s", where)
+    opts.expect(object.prompt, opts.string, "%s: 'prompt'", where)
+    questions[k] = { answer = answer_of(object, where), first = #list + 1, sizes = {} }
+    for c, choice in ipairs(object.choices) do
+      list[#list + 1] = examples.completion(tokenizer, object.prompt, choice)
+      questions[k].sizes[c] = math.max(1, #choice)
+    end
+  end
+  local rows, sums = pack(list, { length = o.length, separate = true, rank = dist.rank(), world = world }), {}
+  if rows.cut > 0 then
+    errors.raise("hf.score: '%s': %d choices are, with their prompts, longer than option 'length', %d", path, rows.cut,
+      o.length)
+  end
+  for k = 1, #list do sums[k] = 0 end
+  for k, row in ipairs(rows._rows) do row.number = k end
+  evaluate(model, function()
+    for batch, counts in rows:_lists(o.batch) do
+      scope(function()
+        local ids, given = rows:_tensors(batch)
+        local values = M.log_probabilities(model, ids, given.targets):tolist()
+        for k, row in ipairs(counts and batch or {}) do sums[row.number] = values[k] end
+      end)
+    end
+  end)
+  local all = create.tensor(sums, { dtype = "float64" })
+  if world > 1 then dist.all_reduce(all) end
+  sums = all:tolist()
+  local right, normalized = 0, 0
+  for _, q in ipairs(questions) do
+    local best, best_normalized
+    for c, size in ipairs(q.sizes) do
+      local sum = sums[q.first + c - 1]
+      if not best or sum > sums[q.first + best - 1] then best = c end
+      if not best_normalized or sum / size > sums[q.first + best_normalized - 1] / q.sizes[best_normalized] then
+        best_normalized = c
+      end
+    end
+    right, normalized = right + (best == q.answer and 1 or 0), normalized + (best_normalized == q.answer and 1 or 0)
+  end
+  return { accuracy = right / #questions, accuracy_per_byte = normalized / #questions, questions = #questions }
+end
+
+--- Scores a language model on a file. Of a file as ms.text.examples reads it: loss, the mean in nats of the learned
+--- tokens, perplexity and tokens. Of JSON lines { prompt, choices, answer }, where answer is the number of a choice,
+--- from 0, or its text: accuracy, the share of questions whose answer has the highest probability; accuracy_per_byte,
+--- where log-probabilities are divided by the choice's bytes; and questions. Collective: the ranks share the rows.
+---@param model Module  a causal model of ms.hf.load, whole or sharded
+---@param tokenizer TextTokenizer  the model's
+---@param path string  of the file
+---@param given? { length: integer, batch: integer, chat: string|table }  length: tokens of a row (default: 512); batch: rows of a forward (default: 8); chat: the format of messages
+---@return { loss: number, perplexity: number, tokens: integer }|{ accuracy: number, accuracy_per_byte: number, questions: integer }
+function M.score(model, tokenizer, path, given)
+  local who = "hf.score"
+  opts.need(type(model) == "table" and model.lm_head, model, "a language model of ms.hf.load", "%s: argument 1", who)
+  opts.expect(path, opts.string, "%s: the path", who)
+  local o = opts(who, given,
+    { length = opts.option(opts.whole_from(2), 512), batch = opts.option(opts.whole_from(1), 8), chat = opts.any })
+  local world = dist.world_size()
+  if path:find "%.jsonl?$" then
+    local objects = tables.read_json_lines(path, { exact = false })
+    if type(objects[1]) == "table" and objects[1].choices then
+      return choices(model, objects, tokenizer, o, world, path)
+    end
+  end
+  local list = examples.read(path, tokenizer, { chat = o.chat })
+  if list[1].chosen then errors.raise("%s: '%s' has preferences, which have no score of their own", who, path) end
+  return perplexity(model, list, o, world)
+end
+
+return M
