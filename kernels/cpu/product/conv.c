@@ -84,72 +84,70 @@ static span span_of(const ms_conv *v, int64_t kw)
     return s;
 }
 
-// The row of the image, of d x h rows, that output row (od, oh) reads with kernel element e; -1 in the padding.
-static int64_t row_of(const ms_conv *v, int64_t e, int64_t od, int64_t oh)
-{
-    int64_t d = od * v->sd - v->front + e / (v->kh * v->kw) * v->dd,
-            h = oh * v->sh - v->top + e / v->kw % v->kh * v->dh;
-    return d < 0 || d >= v->d || h < 0 || h >= v->h ? -1 : d * v->h + h;
-}
-
 // Writes one row of one image's matrix. Row r has the pixels of channel r / kernel that are multiplied with kernel
 // element r % kernel, where `kernel` is the number of kernel elements.
-static void unfold_row(const job *j, int64_t image_row)
-{
-    const ms_conv *v = &j->v;
-    int64_t r = image_row % j->K, n = image_row / j->K, kernel = ms__conv_kernel(v), e = r % kernel, s = v->sw;
-    int64_t channel = (j->first + n) * v->in + j->group * j->C + r / kernel;
-    span in = span_of(v, e % v->kw);
-    const char *image = j->x + (size_t)(channel * ms__conv_size(v)) * j->size;
-    char *to = j->cols + (size_t)(r * j->columns + n * j->L) * j->size;
-    for (int64_t o = 0; o < v->od * v->oh; o++, to += (size_t)v->ow * j->size) {
-        int64_t row = row_of(v, e, o / v->oh, o % v->oh), wide = in.last - in.first;
-        if (row < 0 || wide == 0) {
-            memset(to, 0, (size_t)v->ow * j->size);
-            continue;
-        }
-        memset(to, 0, (size_t)in.first * j->size);
-        memset(to + (size_t)in.last * j->size, 0, (size_t)(v->ow - in.last) * j->size);
-        const char *at = image + (size_t)(row * v->w + in.first * s + in.shift) * j->size;
-        if (s == 1) memcpy(to + (size_t)in.first * j->size, at, (size_t)wide * j->size);
-        else if (j->size == 8)
-            for (int64_t k = 0; k < wide; k++) ((uint64_t *)to)[in.first + k] = ((const uint64_t *)at)[k * s];
-        else if (j->size == 4)
-            for (int64_t k = 0; k < wide; k++) ((uint32_t *)to)[in.first + k] = ((const uint32_t *)at)[k * s];
-        else
-            for (int64_t k = 0; k < wide; k++) ((uint16_t *)to)[in.first + k] = ((const uint16_t *)at)[k * s];
+#define UNFOLD_ROW(T)                                                                                    \
+    static MS_KERNEL void unfold_##T(const job *j, int64_t image_row)                                    \
+    {                                                                                                    \
+        const ms_conv *v = &j->v;                                                                        \
+        int64_t r = image_row % j->K, n = image_row / j->K, kernel = ms__conv_kernel(v), e = r % kernel; \
+        int64_t s = v->sw, ow = v->ow, channel = (j->first + n) * v->in + j->group * j->C + r / kernel;  \
+        int64_t z = e / (v->kh * v->kw) * v->dd - v->front, y = e / v->kw % v->kh * v->dh - v->top;      \
+        span in = span_of(v, e % v->kw);                                                                 \
+        T *restrict to = (T *)j->cols + r * j->columns + n * j->L;                                       \
+        for (int64_t od = 0; od < v->od; od++)                                                           \
+            for (int64_t oh = 0; oh < v->oh; oh++, to += ow) {                                           \
+                int64_t d = od * v->sd + z, h = oh * v->sh + y;                                          \
+                bool inside = d >= 0 && d < v->d && h >= 0 && h < v->h;                                  \
+                int64_t first = inside ? in.first : ow, last = inside ? in.last : ow;                    \
+                const T *x = (const T *)j->x + ((channel * v->d + d) * v->h + h) * v->w + in.shift;      \
+                for (int64_t k = 0; k < first; k++) to[k] = 0;                                           \
+                if (s == 1)                                                                              \
+                    for (int64_t k = first; k < last; k++) to[k] = x[k];                                 \
+                else                                                                                     \
+                    for (int64_t k = first; k < last; k++) to[k] = x[k * s];                             \
+                for (int64_t k = last; k < ow; k++) to[k] = 0;                                           \
+            }                                                                                            \
     }
-}
+UNFOLD_ROW(uint16_t)
+UNFOLD_ROW(uint32_t)
+UNFOLD_ROW(uint64_t)
 
 static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const job *j = arg;
     (void)block;
-    for (int64_t r = first / j->L; r < last / j->L; r++) unfold_row(j, r);
+    for (int64_t r = first / j->L; r < last / j->L; r++) {
+        if (j->size == 2) unfold_uint16_t(j, r);
+        else if (j->size == 4) unfold_uint32_t(j, r);
+        else unfold_uint64_t(j, r);
+    }
 }
 
 // The gradient of a channel of an image: adds the matrix rows of its kernel elements back to the pixels, in order.
-#define FOLD(REAL, name)                                                                         \
-    static void name(const job *j, int64_t image_channel)                                        \
-    {                                                                                            \
-        const ms_conv *v = &j->v;                                                                \
-        int64_t size = ms__conv_size(v), kernel = ms__conv_kernel(v), c = image_channel % j->C,  \
-                n = image_channel / j->C;                                                        \
-        REAL *image = (REAL *)j->to + ((j->first + n) * v->in + j->group * j->C + c) * size;     \
-        for (int64_t k = 0; k < size; k++) image[k] = 0;                                         \
-        for (int64_t e = 0; e < kernel; e++) {                                                   \
-            const REAL *from = (const REAL *)j->cols + (c * kernel + e) * j->columns + n * j->L; \
-            span in = span_of(v, e % v->kw);                                                     \
-            for (int64_t o = 0; o < v->od * v->oh; o++, from += v->ow) {                         \
-                int64_t row = row_of(v, e, o / v->oh, o % v->oh);                                \
-                if (row < 0) continue;                                                           \
-                REAL *to = image + row * v->w + in.shift;                                        \
-                if (v->sw == 1)                                                                  \
-                    for (int64_t k = in.first; k < in.last; k++) to[k] += from[k];               \
-                else                                                                             \
-                    for (int64_t k = in.first; k < in.last; k++) to[k * v->sw] += from[k];       \
-            }                                                                                    \
-        }                                                                                        \
+#define FOLD(REAL, name)                                                                                  \
+    static MS_KERNEL void name(const job *j, int64_t image_channel)                                       \
+    {                                                                                                     \
+        const ms_conv *v = &j->v;                                                                         \
+        int64_t size = ms__conv_size(v), kernel = ms__conv_kernel(v), c = image_channel % j->C,           \
+                n = image_channel / j->C, s = v->sw;                                                      \
+        REAL *restrict image = (REAL *)j->to + ((j->first + n) * v->in + j->group * j->C + c) * size;     \
+        for (int64_t k = 0; k < size; k++) image[k] = 0;                                                  \
+        for (int64_t e = 0; e < kernel; e++) {                                                            \
+            const REAL *restrict from = (const REAL *)j->cols + (c * kernel + e) * j->columns + n * j->L; \
+            int64_t z = e / (v->kh * v->kw) * v->dd - v->front, y = e / v->kw % v->kh * v->dh - v->top;   \
+            span in = span_of(v, e % v->kw);                                                              \
+            for (int64_t od = 0; od < v->od; od++)                                                        \
+                for (int64_t oh = 0; oh < v->oh; oh++, from += v->ow) {                                   \
+                    int64_t d = od * v->sd + z, h = oh * v->sh + y;                                       \
+                    if (d < 0 || d >= v->d || h < 0 || h >= v->h) continue;                               \
+                    REAL *to = image + (d * v->h + h) * v->w + in.shift;                                  \
+                    if (s == 1)                                                                           \
+                        for (int64_t k = in.first; k < in.last; k++) to[k] += from[k];                    \
+                    else                                                                                  \
+                        for (int64_t k = in.first; k < in.last; k++) to[k * s] += from[k];                \
+                }                                                                                         \
+        }                                                                                                 \
     }
 FOLD(float, fold_f32)
 FOLD(double, fold_f64)
