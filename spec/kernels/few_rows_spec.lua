@@ -93,6 +93,27 @@ describe("products of few rows:", function()
     end)
   end
 
+  -- With AVX-512, 5 and more rows of a large weight have tiles of their own: the rows' bits are those of fewer rows.
+  for dtype in pairs(TOLERANCE) do
+    it(("gives a row in %s the same bits beside few and many other rows, of a large weight"):format(dtype), function()
+      ms.no_grad(function()
+        for _, size in ipairs { { 1701, 520 }, { 700, 1001 } } do
+          ms.scope(function()
+            local k, n = unpack(size)
+            local x, w, b = ms.randn(16, k):to(dtype), ms.randn(n, k):to(dtype), ms.randn(n):to(dtype)
+            local y = ms.nn.F.linear(x, w, b)
+            local exact = x:double():matmul(w:double():t()) + b:double()
+            assert.is_true(y:double():allclose(exact, { rtol = 4 * TOLERANCE[dtype], atol = 60 * TOLERANCE[dtype] }))
+            for _, m in ipairs { 1, 4, 5, 8, 9, 13 } do
+              local some = ms.nn.F.linear(x:narrow(1, 17 - m, m), w, b)
+              assert(bits(some) == bits(y:narrow(1, 17 - m, m)), ("%d rows, %d x %d"):format(m, n, k))
+            end
+          end)
+        end
+      end)
+    end)
+  end
+
   it("propagates NaN and infinity, and does not read beyond the weight", function()
     local x, w = ms.ones(2, 21), ms.ones(3, 21)
     w[{ 1, 21 }] = 0 / 0

@@ -18,8 +18,12 @@
 
 enum {
     FEW_ROWS = 16,
+    ROWS = 4,   // rows of a tile
+    GROUP = 8,  // rows of a tile if x is packed, and columns
+    GROUP_COLS = 3,
     BLOCK = 48,            // columns computed together: whole tiles on every level
     SHARE = 32 << 10,      // numbers of the weight that a thread reads at a time, at least
+    LARGE = 512 << 10,     // numbers of a weight that a second-level cache does not hold
     PAYS = 16 << 10,       // numbers of a weight from which on packing it takes longer for more than 4 rows
     DEPTH_BYTES = 2 << 10  // depth, in bytes of the accumulating type, of the parts of the weight that many rows read
 };
@@ -31,8 +35,9 @@ struct few_work {
     const char *w;   // the rows of the weight, one for each column of the product,
     int64_t w_step;  // and the bytes from one to the next
     int w_dtype;
-    const void *x;  // in the accumulating type, contiguous rows
+    const void *x;  // in the accumulating type: contiguous rows, or packed (gemm_few_packed.h)
     int64_t x_rs;
+    int64_t x_group;     // numbers of a packed group of rows; 0: x is not packed
     const void *x_last;  // the last k % LANES numbers of each row, padded with zeros to LANES
     int dtype;           // of the bias and the result
     const void *bias;    // NULL: none
@@ -45,12 +50,19 @@ struct few_work {
 #define SIZE_OF(dtype, REAL) \
     ((dtype) == MS_I8 ? 1 : (dtype) == MS_F16 || (dtype) == MS_BF16 ? 2 : (int64_t)sizeof(REAL))
 
+// Keeps a vector in a register.
+#if defined(__x86_64__)
+#define KEEP(x) __asm__ volatile("" : "+v"(x))
+#else
+#define KEEP(x) ((void)0)
+#endif
+
 // The loads of STEP numbers as float32. __builtin_convertvector, which the last level uses, becomes five shuffles in
 // GCC 12 where AVX-512 and AVX2 have one instruction.
 #if MS_CLONES
 #define VEC 64
-#define ROWS 4
 #define COLS 6
+#define PACKED
 #define TARGET __attribute__((target("arch=x86-64-v4")))
 #define LEVEL(x) x##_v4
 #define LOAD_BF16(p) (L(vec)) _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16)
@@ -58,7 +70,6 @@ struct few_work {
 #define LOAD_I8(p) (L(vec)) _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(p))))
 #include "cpu/product/gemm_few_types.h"
 #define VEC 32
-#define ROWS 4
 #define COLS 3
 #define TARGET __attribute__((target("arch=x86-64-v3")))
 #define LEVEL(x) x##_v3
@@ -73,7 +84,6 @@ typedef int8_t few_bytes __attribute__((vector_size(4), aligned(1), may_alias));
 typedef int32_t few_numbers __attribute__((vector_size(16)));
 typedef float few_floats __attribute__((vector_size(16)));
 #define VEC 16
-#define ROWS 4
 #if defined(__x86_64__)
 #define COLS 3
 #else
@@ -85,13 +95,22 @@ typedef float few_floats __attribute__((vector_size(16)));
 #define LOAD_I8(p) __builtin_convertvector(__builtin_convertvector(*(const few_bytes *)(p), few_numbers), few_floats)
 #include "cpu/product/gemm_few_types.h"
 
-static few_block_fn block_of(int dtype)
+static int isa_level(void)
 {
 #if MS_CLONES
     static int level = -1;
     if (MS_UNLIKELY(level < 0)) level = ms_cpu_isa()[1] - '0';
-    if (level == 4) return few_block_v4(dtype);
-    if (level == 3) return few_block_v3(dtype);
+    return level;
+#else
+    return 1;
+#endif
+}
+
+static few_block_fn block_of(int dtype)
+{
+#if MS_CLONES
+    if (isa_level() == 4) return few_block_v4(dtype);
+    if (isa_level() == 3) return few_block_v3(dtype);
 #endif
     return few_block_v1(dtype);
 }
@@ -109,7 +128,7 @@ static void run_few(few_work *f)
 {
     char last[FEW_ROWS * 64] __attribute__((aligned(64))) = { 0 };
     int64_t size = f->w_dtype == MS_F64 ? 8 : 4, lanes = 64 / size, rest = f->k % lanes;
-    for (int64_t i = 0; i < f->m && rest; i++)
+    for (int64_t i = 0; i < f->m && rest && !f->x_group; i++)
         memcpy(last + i * 64, (const char *)f->x + (i * f->x_rs + f->k - rest) * size, (size_t)(rest * size));
     f->x_last = last;
     f->block = block_of(f->w_dtype);
@@ -152,16 +171,44 @@ bool ms__gemm_takes_few(const ms_gemm *g)
     return few_of(g, &f, &x);
 }
 
+// Whether x is packed: for one group, or two that are nearly full. Two groups read the weight twice, so that types that
+// are converted take longer than with smaller tiles. Where the weight stays in a cache, packing gains nothing.
+static bool pays_to_pack(const few_work *f)
+{
+    bool converted = f->w_dtype != MS_F32 && f->w_dtype != MS_F64;
+    return isa_level() == 4 && f->n >= 512 && f->n * f->k >= LARGE && f->m > ROWS &&
+           (f->m <= GROUP || (f->m > GROUP + ROWS && !converted));
+}
+
+// Packs x (gemm_few_packed.h). row: memory for a row of k numbers.
+static void pack_x(const few_work *f, const ms_matrix *x, char *packed, char *row)
+{
+    int64_t from = ms__dtype_size(x->dtype), to = f->dtype == MS_F64 ? 8 : 4, lanes = 64 / to, rows = GROUP;
+    memset(packed, 0, (size_t)((f->m + rows - 1) / rows * f->x_group * to));
+    for (int64_t i = 0; i < f->m; i++) {
+        char *at = packed + (i / rows * f->x_group + i % rows * lanes) * to;
+        ms__load(ms__class_of(x->dtype), x->dtype, f->k, row, (const char *)x->data + i * x->rs * from, x->cs * from);
+        for (int64_t p = 0; p < f->k; p += lanes, at += rows * 64)
+            memcpy(at, row + p * to, (size_t)((f->k - p < lanes ? f->k - p : lanes) * to));
+    }
+}
+
 ms_status ms__gemm_few(const ms_gemm *g)
 {
     few_work f = { 0 };
     ms_matrix x = { 0 };
     ms_block *copy = NULL;
     few_of(g, &f, &x);
+    int64_t size = ms__dtype_size(g->dtype), to = g->dtype == MS_F64 ? 8 : 4, lanes = 64 / to;
     f.x = x.data;
     f.x_rs = x.rs;
-    if (ms__is_half(g->dtype) || x.cs != 1) {
-        int64_t size = ms__dtype_size(g->dtype), to = g->dtype == MS_F64 ? 8 : 4;
+    if (pays_to_pack(&f)) {
+        f.x_group = (f.k + lanes - 1) / lanes * lanes * GROUP;
+        size_t bytes = (size_t)((f.m + GROUP - 1) / GROUP * f.x_group * to);
+        MS_TRY(ms__alloc_scratch(&copy, bytes + (size_t)(f.k * to), g->what));
+        pack_x(&f, &x, copy->data, (char *)copy->data + bytes);
+        f.x = copy->data;
+    } else if (ms__is_half(g->dtype) || x.cs != 1) {
         MS_TRY(ms__alloc_scratch(&copy, (size_t)(f.m * f.k * to), g->what));
         for (int64_t i = 0; i < f.m; i++)
             ms__load(ms__class_of(g->dtype), g->dtype, f.k, (char *)copy->data + i * f.k * to,

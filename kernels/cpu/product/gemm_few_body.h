@@ -174,13 +174,22 @@ static inline __attribute__((always_inline)) TARGET void L(columns)(const int dt
     }
 }
 
+#ifdef PACKED
+#include "cpu/product/gemm_few_packed.h"
+#endif
+
 // Computes columns [j, j + n) of the product: adds what columns has left, scales, adds the bias and stores.
 static inline __attribute__((always_inline)) TARGET void L(block)(const int dtype, const few_work *f, int64_t j,
                                                                   int64_t n)
 {
     REAL sums[FEW_ROWS * BLOCK * 4] __attribute__((aligned(64))), bias[BLOCK], room[BLOCK];
     const int64_t size = ms__dtype_size(f->dtype);
+#ifdef PACKED
+    if (f->x_group) L(packed_columns)(dtype, f, j, n, sums);
+    else L(columns)(dtype, f, j, n, sums);
+#else
     L(columns)(dtype, f, j, n, sums);
+#endif
     if (f->bias) ms__load(CLASS, f->dtype, n, bias, (const char *)f->bias + j * size, size);
     for (int64_t i = 0; i < f->m; i++) {
         char *to = (char *)f->c + (i * f->c_rs + j * f->c_cs) * size;

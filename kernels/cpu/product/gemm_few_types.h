@@ -45,8 +45,8 @@ static few_block_fn LEVEL(few_block)(int dtype)
     }
 }
 #undef VEC
-#undef ROWS
 #undef COLS
+#undef PACKED
 #undef TARGET
 #undef LEVEL
 #undef LOAD_BF16
