@@ -136,7 +136,7 @@ function M.run(program)
       { command = "sh", env = env, through = here, timeout = 60, stdin = input })
     program.parts[1].printed, job.stdout = printed, job.stdout:gsub("^Moonshard on [^\n]*\n", "")
   elseif program.shell then
-    job = ranks.run(nil, "set -e\n" .. table.concat(texts), { command = "sh", env = env, through = here, timeout = 60 })
+    job = ranks.run(nil, "set -e\n" .. table.concat(texts), { command = "sh", env = env, through = here, timeout = 180 })
   else
     process.write(folder .. "/program.lua", table.concat(texts))
     job = ranks.run(program.world, "program.lua", { env = env, through = here, timeout = 60 })
