@@ -163,6 +163,16 @@ void ms__header_drop(ms_block *b) { ms__push(&pool.headers, b); }
 
 bool ms__over_limit(size_t allocated, size_t bytes) { return bytes > pool.limit || allocated > pool.limit - bytes; }
 
+// Moves the end of the used part of an arena. Private memory gets huge pages throughout: a product with one row reads
+// weights in small pages at 0.6 of the rate.
+static void use(ms_segment *s, size_t end)
+{
+    size_t from = (s->used + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
+    size_t to = (end + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
+    if (s->fd < 0 && to > from) madvise(s->base + from, to - from, MADV_HUGEPAGE);
+    s->used = end;
+}
+
 // Allocates `size` bytes from arena s; NULL if it is full.
 static void *cut(ms_segment *s, size_t size)
 {
@@ -171,7 +181,7 @@ static void *cut(ms_segment *s, size_t size)
             if (s->bytes - s->used < CHUNK) return NULL;
             s->chunk = s->base + s->used;
             s->chunk_left = CHUNK;
-            s->used += CHUNK;
+            use(s, s->used + CHUNK);
             ms__add_reserved(&pool.use, CHUNK);
         }
         void *p = s->chunk;
@@ -179,13 +189,13 @@ static void *cut(ms_segment *s, size_t size)
         s->chunk_left -= size;
         return p;
     }
-    size_t align = size >= HUGE_PAGE ? HUGE_PAGE : 4096;
+    size_t align = s->fd >= 0 && size >= HUGE_PAGE ? HUGE_PAGE : 4096;
     size_t first = (s->used + align - 1) & ~(align - 1);
     size_t whole = (size + 4095) & ~(size_t)4095;
     if (first > s->bytes || s->bytes - first < whole) return NULL;
-    s->used = first + whole;
+    use(s, first + whole);
     ms__add_reserved(&pool.use, size);
-    huge_pages(s, s->base + first, size);
+    if (s->fd >= 0) huge_pages(s, s->base + first, size);
     return s->base + first;
 }
 
