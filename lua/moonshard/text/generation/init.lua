@@ -98,10 +98,10 @@ local function restore(training, ok, ...)
   return ...
 end
 
--- Runs fn(…) with the model in evaluation mode and without gradients.
-local function evaluating(model, fn, ...)
+-- Runs fn(…) with the model in evaluation mode and without gradients. modules: all of it.
+local function evaluating(model, modules, fn, ...)
   local training = {}
-  for _, m in ipairs(model:modules()) do
+  for _, m in ipairs(modules) do
     if m.training then training[#training + 1] = m end
   end
   if #training > 0 then model:eval() end
@@ -171,7 +171,7 @@ end
 
 local function generate(model, ids, given, groups)
   local run = begin("generate", model, ids, given, groups)
-  return evaluating(model, function()
+  return evaluating(model, model:modules(), function()
     local rows
     if run.o.num_beams > 1 then
       rows = beams.search(run, ends)
@@ -229,7 +229,8 @@ function M._stream(who, model, ids, given, cache)
     if #run.rows > 1 or run.o.num_beams > 1 or run.o.num_return_sequences > 1 then
       errors.raise("%s: one text at a time; text.generate takes batches, beams and several samples", who)
     end
-    local chosen = evaluating(model, advance, run)
+    run.modules = run.modules or model:modules()
+    local chosen = evaluating(model, run.modules, advance, run)
     if not chosen then run:close() end
     return chosen and chosen[1]
   end
