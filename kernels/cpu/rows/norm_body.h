@@ -153,7 +153,9 @@ static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t bl
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
         REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
         if (p->stats) ((REAL *)p->stats)[2 * row] = mean, ((REAL *)p->stats)[2 * row + 1] = rstd;
-#define NEXT(j) R(ms__fetch)(x + n + j)
+        // With a residual, what the next row reads from memory is its two summands.
+        const REAL *own = p->r ? (const REAL *)p->x + row * n : x, *other = p->r ? (const REAL *)p->r + row * n : x;
+#define NEXT(j) R(ms__fetch)(own + n + j), R(ms__fetch)(other + n + j)
 #define PLAIN(j) (x[j] - mean) * rstd
 #define BIASED(j) PLAIN(j) + b[j]
 #define WEIGHTED(j) PLAIN(j) * w[j]

@@ -14,6 +14,7 @@ local HALF = "rows pass through a float32 buffer in L1"
 local TURNED = "reads along columns, a cache line for 16 elements"
 local TWICE = "reads each row again from L1"
 local WIDEN = "adds in float64"
+local ACCUMULATORS = "reads and writes accumulators in L1 for each row"
 local PACKED = "AVX2 packs 32 numbers to bytes in five shuffles"
 local PRODUCTS = "GCC 12 shuffles for products of 32 x 32 to 64 bits, in 512-bit vectors multiplies 64-bit numbers"
 local LIBM = "libm's function, an element at a time: training seldom needs it"
@@ -122,7 +123,7 @@ function M.cases(t, rows, cols, isa)
   -- ---- reductions, scans
   for name, ops in pairs { sum = 1, mean = 1, amax = 3, amin = 3, prod = 1 } do
     case(name .. " of all", 4, ops, name, { x })
-    case(name .. " over rows", 4, ops, name, { x }, { 0, 0 })
+    case(name .. " over rows", 4, ops, name, { x }, { 0, 0 }, nil, ACCUMULATORS)
     case(name .. " over columns", 4, ops, name, { x }, { 0, 1 })
   end
   case("sum over columns bfloat16", 2, 8, "sum", { h }, { 0, 1 }, nil, HALF)
