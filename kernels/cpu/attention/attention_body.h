@@ -491,6 +491,8 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
     int64_t n = w->key_end - j0 < FEW_KEYS ? w->key_end - j0 : FEW_KEYS, rows = w->group * w->tq;
     REAL *q = room, *part = q + rows * wide, *s = part + PART * wide, *row = s + rows * FEW_KEYS;
     REAL *max = (REAL *)w->parts + task * rows * (wide + 2), *sum = max + rows, *o = sum + rows;
+    const char *keys = row_at(&w->k, heads, j0), *values = row_at(&w->v, heads, j0);
+    int64_t size = ms__dtype_size(w->k.dtype), k_step = w->k.rs * size, v_step = w->v.rs * size;
     for (int64_t h = 0; h < w->group; h++)
         R(load_rows)(w, q + h * w->tq * wide, (head_rows) { &w->q, heads + h, 0, w->tq }, (REAL)w->a.scale);
     for (int64_t j = 0; j < n; j += PART) {
@@ -499,7 +501,7 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
         k.rows = q, k.scores = s + j;
         for (int64_t b = 0; b < some; b += STEP) {
             int64_t at = j + b + AHEAD;  // values follow the last key
-            ms_few f = few_step(&k, b, at < n ? row_at(&w->k, heads, j0 + at) : row_at(&w->v, heads, j0 + at - n));
+            ms_few f = few_step(&k, b, at < n ? keys + at * k_step : values + (at - n) * v_step);
             R(ms__few_scores)(&f);
         }
     }
@@ -526,7 +528,7 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
         v.rows = o, v.scores = s + j;
         for (int64_t b = 0; b < some; b += STEP) {
             int64_t at = j + b + AHEAD;  // the keys of the next task follow the last value
-            ms_few f = few_step(&v, b, row_at(at < n ? &w->v : &w->k, heads, j0 + at));
+            ms_few f = few_step(&v, b, at < n ? values + at * v_step : keys + at * k_step);
             R(ms__few_sums)(&f);
         }
     }
