@@ -322,3 +322,27 @@ describe("wrong calls of generate", function()
     end)
   end
 end)
+
+describe("generation_config.json", function()
+  it("has the defaults of calls that say nothing else", function()
+    local folder = folders.make("llama", nil, cases)
+    finally(function() process.remove_folder(folder) end)
+    process.write(folder .. "/generation_config.json", [[{ "do_sample": true, "temperature": 1.5, "top_k": 7,
+      "top_p": null, "eos_token_id": [19, 4], "max_new_tokens": 9, "transformers_version": "5.24.0" }]])
+    local model, plain = ms.hf.load(folder), model_of "llama"
+    local texts = { { 3, 4, 5 }, { 9 } }
+    local function check(given, same)
+      same.eos_token_id = { 19, 4 }
+      local _, got = model:generate(texts, given)
+      local _, want = plain:generate(texts, same)
+      assert.are.same(want, got)
+    end
+    check({ seed = 1 }, { seed = 1, temperature = 1.5, top_k = 7, max_new_tokens = 9 })
+    check({ seed = 1, top_k = 3, max_new_tokens = 4 }, { seed = 1, temperature = 1.5, top_k = 3, max_new_tokens = 4 })
+    check({ do_sample = false }, { max_new_tokens = 9 })
+    check({ temperature = 0 }, { max_new_tokens = 9 })
+    check({ num_beams = 2 }, { num_beams = 2, max_new_tokens = 9 })
+    ms.hf.save(model, folder .. "/out")
+    assert.are.equal(7, ms.hf.load(folder .. "/out").generation_config.top_k)
+  end)
+end)

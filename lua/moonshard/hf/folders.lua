@@ -19,6 +19,12 @@ local COPIED = { "tokenizer.json", "tokenizer_config.json", "special_tokens_map.
 ---@return string
 function M.path(path) return (path:gsub("(.)/+$", "%1")) end
 
+--- Whether a folder has a file.
+---@param path string  the folder's
+---@param name string
+---@return boolean
+function M.has(path, name) return lfs.attributes(path .. "/" .. name, "mode") == "file" end
+
 --- Makes a folder, if there is none.
 ---@param path string
 function M.make(path)

@@ -109,6 +109,9 @@ function M.load(folder, given)
   local config = Config.read(folder)
   local model = build(config, { dtype = o.dtype, device = "meta", ignore = o.ignore })
   model.family.folder = folder
+  if folders.has(folder, "generation_config.json") then
+    model.generation_config = Config.read(folder, "generation_config.json").values
+  end
   if o.device == "meta" then return model end
   model.family.device = o.device
   weights.load(model, folder)

@@ -33,17 +33,14 @@ local function chat(model, tokenizer, given)
     if not OWN[key] then o[key] = value end
   end
   local format = templates.format(tokenizer, given.chat, "chat")
-  local config = type(model.config) == "table" and model.config or {}
   local ends = { tokenizer.eos_id }
-  local own = o.eos_token_id or config.eos_token_id
-  for _, id in ipairs(type(own) == "table" and own or { own }) do ends[#ends + 1] = id end
+  for _, id in ipairs(generation._complete("chat", model, o).eos_list) do ends[#ends + 1] = id end
   for _, stop in ipairs(format.stops) do
     local id = tokenizer:id(stop)
     if not id then errors.raise("chat: the format ends answers with '%s', which is no token of this tokenizer", stop) end
     ends[#ends + 1] = id
   end
   o.eos_token_id = ends
-  generation._complete("chat", model, o)
   local self = setmetatable({ _model = model, _tokenizer = tokenizer, _options = o, _chat = given.chat,
     _system = given.system, _cache = caches.new(), _known = {} }, TextChat)
   return self:reset()

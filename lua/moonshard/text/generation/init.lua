@@ -6,6 +6,7 @@
 local agree = require "moonshard.parallel.fsdp.agree"
 local autograd = require "moonshard.autograd"
 local beams = require "moonshard.text.generation.beams"
+local cjson = require "cjson"
 local caches = require "moonshard.text.generation.cache"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -51,9 +52,30 @@ local SPEC = {
 
 local function list_of(v) return type(v) == "table" and v or { v } end
 
+local OF_SAMPLING = { do_sample = true, temperature = true, top_k = true, top_p = true, min_p = true }
+
+-- The options, and those of the model's generation_config.json that a call leaves out. Those of sampling count if the
+-- call samples, or says nothing about it and the file samples.
+local function with_saved(model, given)
+  local saved = type(model.generation_config) == "table" and model.generation_config or {}
+  local filters = (given.temperature or 0) > 0 or given.top_k or given.top_p or given.min_p
+  local sampled = given.do_sample
+  if sampled == nil and given.temperature ~= 0 then
+    sampled = filters or saved.do_sample == true and (given.num_beams or 1) == 1
+  end
+  local o = {}
+  for key in pairs(SPEC) do
+    local v = saved[key]
+    if given[key] ~= nil then v = given[key] elseif OF_SAMPLING[key] and not sampled or v == cjson.null then v = nil end
+    o[key] = v
+  end
+  return o
+end
+
 -- The options with their defaults, which are those of transformers.
 local function complete(who, model, given)
-  local o = opts(who, given, SPEC)
+  opts(who, given, SPEC)
+  local o = opts(who, with_saved(model, given or {}), SPEC)
   o.who = who
   if o.temperature == 0 then
     if o.do_sample then errors.raise("%s: temperature 0 is no sampling; pass do_sample = false", who) end
@@ -190,24 +212,24 @@ local function generate(model, ids, given, groups)
   end)
 end
 
---- Generates tokens after those given. Options have the names and defaults of transformers. The model's modes come back
---- afterwards. Rows do not depend on each other: a row has the tokens that it has alone. Collective if the model is
+--- Generates tokens after those given. Options have the names of transformers, and its defaults, unless the model's
+--- generation_config.json says otherwise. The model's modes come back afterwards. Rows do not depend on each other: a row has the tokens that it has alone. Collective if the model is
 --- sharded: each rank generates for its own ids, which may differ in number and length, and takes part until the last
 --- one ends.
 ---@param model Module  a causal language model
 ---@param ids Tensor|integer[][]  int64 [T] or [B, T], padded on the left; or a list of token lists
 ---@param given? { max_new_tokens: integer, do_sample: boolean, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, num_beams: integer, length_penalty: number, early_stopping: boolean|"never", num_return_sequences: integer, eos_token_id: integer|integer[], pad_token_id: integer, stop_strings: string|string[], tokenizer: TextTokenizer, seed: integer, attention_mask: Tensor, use_cache: boolean }
----   max_new_tokens: default 20; do_sample: draws tokens instead of taking the likeliest (default: true if one of
----   the next four is given); temperature: divides the logits, 0: the likeliest token (default 1); top_k: draws from so
+---   max_new_tokens: default 20; do_sample: draws tokens instead of taking the likeliest (default: true if one of the
+---   next four is given); temperature: divides the logits, 0: the likeliest token (default 1); top_k: draws from so
 ---   many tokens, 0: from all (default 50); top_p: draws from the likeliest tokens that have this probability together
 ---   (default 1); min_p: draws from tokens with this share of the largest probability (default 0); repetition_penalty:
 ---   above 1 makes tokens that the text has less likely (default 1); num_beams: width of a beam search (default 1);
 ---   length_penalty: beams are compared by score / length ^ this (default 1); early_stopping: true: a search ends when
 ---   num_beams texts have ended; "never": when no longer text can be better (default false: a guess between them);
 ---   num_return_sequences: texts for each row (default 1); eos_token_id: tokens that end a text (default: those of the
----   model's config; {}: none); pad_token_id: fills rows; stop_strings: end a text as soon as it has one; tokenizer: for
----   stop_strings; seed: of the random numbers (default: drawn from the generator of ms.manual_seed); attention_mask:
----   [B, T], 0 where a row is padded; use_cache: false: for models that take ids alone (default true)
+---   model's configuration; {}: none); pad_token_id: fills rows; stop_strings: end a text as soon as it has one;
+---   tokenizer: for stop_strings; seed: of the random numbers (default: drawn from the generator of ms.manual_seed);
+---   attention_mask: [B, T], 0 where a row is padded; use_cache: false: for models that take ids alone (default true)
 ---@return Tensor ids  int64 [B * num_return_sequences, T + new], the given tokens and the new ones, padded on the right;
 ---   [T + new] for ids [T] and one text
 ---@return integer[][] new  the new tokens of each row, with the one that ended it
