@@ -7,46 +7,90 @@ local bit = require "bit"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local raw = require "moonshard.data.raw"
-local band, rshift, lshift = bit.band, bit.rshift, bit.lshift
+local rshift, lshift, min = bit.rshift, bit.lshift, math.min
 local ffi, lib = engine.ffi, engine.lib
 
 local M = {}
 
 -- The 31 bits of a float that is not negative are ordered as the floats are: three digits, the highest first.
 local DIGITS = { { shift = 21, width = 10 }, { shift = 10, width = 11 }, { shift = 0, width = 10 } }
-local sums = ffi.new "double[2048]"
+local sums = ffi.new "double[2049]"
 
--- Among the n values that are at least `floor`: the largest threshold so that those which reach it weigh `target`, and
--- the weight of those above it. `q`: weights; nil: each value weighs 1. Thresholds are compared as bits.
-local function threshold(bits, q, n, floor, target)
+local ids, room = ffi.new "int32_t[1]", 1              -- the tokens that a filter has kept, in order
+
+-- Keeps those tokens whose digits from bit `shift` on are at least `least`; returns their number.
+local function keep(bits, n, shift, least)
+  local m = 0
+  for k = 0, n - 1 do
+    local i = ids[k]
+    ids[m] = i
+    m = m + 1 - rshift(rshift(bits[i], shift) - least, 31)         -- no branch: half of them would be predicted wrongly
+  end
+  return m
+end
+
+-- Adds the weights of the tokens for each value of a digit. prefix: the digits above, of which no token has less; those
+-- with more are added elsewhere.
+local function weigh(bits, q, n, digit, prefix)
+  local shift, last, from = digit.shift, lshift(1, digit.width) - 1, lshift(prefix, digit.width)
+  ffi.fill(sums, ffi.sizeof(sums))
+  for k = 0, n - 1 do
+    local i = ids[k]
+    local d = min(rshift(bits[i], shift) - from, last + 1)
+    sums[d] = sums[d] + (q and q[i] or 1)
+  end
+  return last
+end
+
+-- Among the n tokens: the largest threshold so that those which reach it weigh `target`; the weight of those above it;
+-- and the number of those that reach it, which remain. `q`: weights; nil: each token weighs 1. Thresholds are bits.
+local function threshold(bits, q, n, target)
   local prefix, above = 0, 0
   for _, digit in ipairs(DIGITS) do
-    local shift, width = digit.shift, digit.width
-    local last, rest = lshift(1, width) - 1, shift + width
-    ffi.fill(sums, ffi.sizeof(sums))
-    for i = 0, n - 1 do
-      local b = bits[i]
-      if b >= floor and (rest == 31 or rshift(b, rest) == prefix) then
-        local d = band(rshift(b, shift), last)
-        sums[d] = sums[d] + (q and q[i] or 1)
-      end
-    end
-    local d, lowest = last, 0
+    local d, lowest = weigh(bits, q, n, digit, prefix), 0
     while d > 0 and above + sums[d] < target do
       if sums[d] > 0 then lowest = d end
       above, d = above + sums[d], d - 1
     end
     -- By rounding, all values together can weigh less than the target.
     if above + sums[d] < target or sums[d] == 0 then d, above = lowest, above - sums[lowest] end
-    prefix = lshift(prefix, width) + d
+    prefix = lshift(prefix, digit.width) + d
+    n = keep(bits, n, digit.shift, prefix)
   end
-  return prefix, above
+  return prefix, above, n
 end
 
--- The number of values at the threshold `at` that are kept, the first ones, so that all that are kept weigh `target`.
+-- The number of values at a threshold that are kept, the first ones, so that all that are kept weigh `target`.
 local function ties(value, above, target) return math.max(1, math.ceil((target - above) / value - 1e-9)) end
 
 local as_float = ffi.new "union { int32_t bits; float value; }"
+
+-- The sum of all probabilities, and the bits of the largest one.
+local function sum_and_best(q, bits, n)
+  local total, best = 0, 0
+  for i = 0, n - 1 do
+    total = total + q[i]
+    if bits[i] > best then best = bits[i] end
+  end
+  return total, best
+end
+
+-- The first of the n tokens at which the sum of q exceeds `most`, or the last one with a probability; and the sum.
+-- floor, allowed: so many of the tokens at this threshold count.
+local function walk(q, bits, n, most, floor, allowed)
+  local sum, id = 0, nil
+  for k = 0, n - 1 do
+    local i = ids[k]
+    if bits[i] ~= floor or allowed > 0 then
+      if bits[i] == floor then allowed = allowed - 1 end
+      if q[i] > 0 then
+        id, sum = i, sum + q[i]
+        if sum > most then break end
+      end
+    end
+  end
+  return id, sum
+end
 
 --- A token of a row, drawn from what the filters keep.
 ---@param q ffi.cdata*  float[n], the probabilities of all tokens
@@ -55,51 +99,32 @@ local as_float = ffi.new "union { int32_t bits; float value; }"
 ---@param u number  in [0, 1]: which token is drawn
 ---@return integer? id  from 0; nil if the numbers are not finite
 function M.draw(q, n, o, u)
-  local bits, total, best = ffi.cast("int32_t *", q), 0, 0
-  for i = 0, n - 1 do
-    total = total + q[i]
-    if bits[i] > best then best = bits[i] end
-  end
+  local bits = ffi.cast("int32_t *", q)
+  local total, best = sum_and_best(q, bits, n)
   if not (total > 0 and total < math.huge) then return nil end
-  local floor, allowed = 0, n
+  if n > room then ids, room = ffi.new("int32_t[?]", n), n end
+  for i = 0, n - 1 do ids[i] = i end
+  local floor, allowed, _ = 0, n, nil
   if o.top_k > 0 and o.top_k < n then
-    floor = threshold(bits, nil, n, floor, o.top_k)
-    total = 0
-    for i = 0, n - 1 do
-      if bits[i] >= floor then total = total + q[i] end
-    end
+    _, _, n = threshold(bits, nil, n, o.top_k)
+    _, total = walk(q, bits, n, math.huge, -1, 0)
   end
   if o.top_p < 1 then
     local target = math.max(o.top_p * total, 1e-30)
-    local at, above = threshold(bits, q, n, floor, target)
-    floor, as_float.bits = at, at
+    local at, above, left = threshold(bits, q, n, target)
+    floor, n, as_float.bits = at, left, at
     allowed = ties(as_float.value, above, target)
   end
   if o.min_p > 0 then
     as_float.bits = best
     as_float.value = o.min_p * as_float.value
-    if as_float.bits > floor then floor, allowed = as_float.bits, n end
-  end
-  -- Tokens above the floor, and as many at the floor as are allowed.
-  local kept, left = 0, allowed
-  for i = 0, n - 1 do
-    if bits[i] > floor then
-      kept = kept + q[i]
-    elseif bits[i] == floor and left > 0 then
-      kept, left = kept + q[i], left - 1
+    if as_float.bits > floor then
+      floor, allowed = as_float.bits, n
+      n = keep(bits, n, 0, floor)
     end
   end
-  local sum, id = 0, nil
-  left, u = allowed, u * kept
-  for i = 0, n - 1 do
-    if bits[i] > floor or bits[i] == floor and left > 0 then
-      if bits[i] == floor then left = left - 1 end
-      if q[i] > 0 then id = i end
-      sum = sum + q[i]
-      if sum > u then break end
-    end
-  end
-  return id
+  _, total = walk(q, bits, n, math.huge, floor, allowed)
+  return (walk(q, bits, n, u * total, floor, allowed))
 end
 
 --- Changes the scores of a row's tokens as its repetition penalty says (Keskar et al. 2019).
