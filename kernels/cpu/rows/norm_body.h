@@ -154,8 +154,8 @@ static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t bl
         REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
         if (p->stats) ((REAL *)p->stats)[2 * row] = mean, ((REAL *)p->stats)[2 * row + 1] = rstd;
         // With a residual, what the next row reads from memory is its two summands.
-        const REAL *own = p->r ? (const REAL *)p->x + row * n : x, *other = p->r ? (const REAL *)p->r + row * n : x;
-#define NEXT(j) R(ms__fetch)(own + n + j), R(ms__fetch)(other + n + j)
+        const REAL *own = p->r ? (const REAL *)p->x + row * n : x, *other = p->r ? (const REAL *)p->r + row * n : NULL;
+#define NEXT(j) R(ms__fetch)(own + n + j), other ? R(ms__fetch)(other + n + j) : (void)0
 #define PLAIN(j) (x[j] - mean) * rstd
 #define BIASED(j) PLAIN(j) + b[j]
 #define WEIGHTED(j) PLAIN(j) * w[j]
