@@ -37,6 +37,7 @@ local OPTIONS = {
   { "device", "text", "cpu", "device to compute on" },
   { "recompute", "flag", false, "compute each block again in backward, to save memory" },
   { "eval-every", "whole", nil, "steps between validations (default: a quarter of the steps); 0: only at the end" },
+  { "sample", "whole", 40, "tokens of an answer to a held-out example, written at each validation; 0: none" },
   { "save", "count", nil, "a checkpoint every so many steps" },
   { "resume", "path", nil, "continue a run from its latest checkpoint; the options are those of the run" },
   { "out", "path", nil, "folder of the run (default: a new one in runs/); the model is written to OUT/model" },
@@ -53,6 +54,7 @@ local checkpoints = require "moonshard.run.checkpoint"
 local preferences = require "moonshard.hf.preferences"
 local progress = require "moonshard.run.progress"
 local run_folder = require "moonshard.run.folder"
+local texts = require "moonshard.run.text"
 
 -- SIGUSR1: save a checkpoint and continue; SIGUSR2, SIGTERM: save a checkpoint and exit with status 75
 fsdp.catch_checkpoint_signals()
@@ -244,6 +246,22 @@ local function validate(step)
   return ("validation %.4f nats/token, perplexity %.2f"):format(mean, math.exp(mean))
 end
 
+local ends = { tokenizer.eos_id }                        -- tokens that end an answer
+local known, chat = pcall(chats.format, tokenizer, config.chat, "finetune")
+for _, text in ipairs(known and chat.stops or {}) do ends[#ends + 1] = tokenizer:id(text) end
+
+-- What the model writes, most likely tokens only, after the beginning of the first held-out example: what is not
+-- learned of it, or its first tokens.
+local function sample()
+  local example, prompt, learns = held[1].chosen or held[1], {}, 1
+  while not example.learned[learns] do learns = learns + 1 end
+  for k = 1, math.min(learns > 1 and learns - 1 or 8, #example.ids - 1) do prompt[k] = example.ids[k] end
+  local _, new = model:generate({ prompt }, { max_new_tokens = config.sample, eos_token_id = ends })
+  local text = ("%s [%s]"):format(tokenizer:decode(prompt), tokenizer:decode(new[1]))
+  run:text("samples", text)
+  say("  writes: %s", (texts.printable(text):gsub("%s+", " ")))
+end
+
 -- ---- training --------------------------------------------------------------------------------------
 
 local kept, step_now = {}, first
@@ -265,6 +283,7 @@ cli.run("finetune", function()
     end
     if validation and (step == steps or eval_every > 0 and step % eval_every == 0) then
       say("step %d: %s", step, validate(step))
+      if config.sample > 0 then sample() end
     end
     local wanted = fsdp.checkpoint_wanted()
     if step < steps and (wanted or config.save and step % config.save == 0) then

@@ -277,13 +277,19 @@ describe("a tokenizer of ms.text", function()
       message(ms.text.tokenizer, folder))
   end)
 
+  it("has no text for ids that fill up a model's vocabulary", function()
+    local t = open "gpt2"
+    assert.are.equal(t:decode { 1, 5 }, t:decode { 1, t.vocab_size, 5, t.vocab_size + 7 })
+    assert.are.equal("", t:stream():push(t.vocab_size))
+  end)
+
   it("refuses wrong calls", function()
     local t = open "gpt2"
     assert.are.equal("encode: the text is a number (1), expected a string", message(t.encode, t, 1))
     assert.matches("^encode: self is a string", message(t.encode, "text"))
     assert.matches("^encode: unknown option 'offset'; did you mean 'offsets'", message(t.encode, t, "a", { offset = true }))
-    assert.are.equal(("decode: id 2 is %d, expected a token's, 0 to %d"):format(t.vocab_size, t.vocab_size - 1),
-      message(t.decode, t, { 1, t.vocab_size }))
+    assert.are.equal(("decode: id 2 is -1, expected a token's, 0 to %d"):format(t.vocab_size - 1),
+      message(t.decode, t, { 1, -1 }))
     assert.are.equal("encode_batch: the texts have different lengths and the tokenizer has no pad_id: pass option 'pad_id'",
       message(t.encode_batch, t, { "a", "the Software" }))
     assert.are.equal("encode_batch: text 2 is a number (1), expected a string", message(t.encode_batch, t, { "a", 1 }))

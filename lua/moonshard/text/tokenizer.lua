@@ -328,13 +328,14 @@ local function decoded(self, ids, from, to, special)
   return table.concat(self._o.raw and tokens or self._o.decoder(tokens))
 end
 
+-- Models have more ids than their tokenizers have tokens, to fill up a matrix: such an id is no text.
 local function check_id(self, id, k, who)
-  if not self._o.tokens[id] then
+  if type(id) ~= "number" or id % 1 ~= 0 or id < 0 then
     errors.raise("%s: id %d is %s, expected a token's, 0 to %d", who, k, errors.show(id), self.vocab_size - 1)
   end
 end
 
---- The text of tokens. Errors: an id that is no token.
+--- The text of tokens. An id from 0 that no token has is no text. Errors: an id that is no whole number from 0.
 ---@param ids Tensor|integer[]  ids from 0
 ---@param given? { special: boolean }  special: with the special tokens (default false)
 ---@return string
