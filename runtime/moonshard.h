@@ -312,8 +312,8 @@ typedef struct {
 //   mse_loss                                    i: reduction
 //   embedding                                   i: padding_idx?
 //   dropout                                     f: p
-//   attention                                   i: causal?, offset?, window? (0: none); f: dropout_p?,
-//                                               scale? (0: 1 / sqrt(size of a head)), cap? (0: none)
+//   attention                                   i: causal?, offset?, window?; f: dropout_p?, scale?, cap?
+//                                               (0: no window, no cap, scale 1 / sqrt(size of a head))
 //   linalg_solve_triangular                     i: upper, unit (the diagonal is 1)
 //   linalg_cholesky linalg_eigh                 i: upper?
 //   linalg_qr linalg_svd                        i: full?

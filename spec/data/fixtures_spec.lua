@@ -55,7 +55,7 @@ describe("files of other programs", function()
         assert.is_truthy(text:find(name, 1, true) and text:find(e.result, 1, true), text)
       end
     end
-    assert.matches("the first is 'model%-00001%-of%-00002.safetensors'",
+    assert.matches("names 'model%-00001%-of%-00002.safetensors', which is not in its folder",
       message(ms.load, fixtures.folder .. "/model.safetensors.index.json"))
     assert.matches("torch.save%(torch.jit.load%(FILE%).state_dict%(%)", message(ms.load, fixtures.folder .. "/script.pt"))
     assert.matches("scripts/convert FILE", message(ms.load, fixtures.folder .. "/state.pt"))

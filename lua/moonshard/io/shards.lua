@@ -3,6 +3,7 @@
 --- each tensor.
 local errors = require "moonshard.core.errors"
 local formats = require "moonshard.io.formats"
+local lfs = require "lfs"
 local opts = require "moonshard.core.opts"
 local read_json = require("moonshard.core.json").decode
 local regular = require "moonshard.io.regular"
@@ -50,6 +51,11 @@ function M.read(path)
     table.insert(by_name[at].names, name)
   end
   table.sort(parts, function(a, b) return a.name < b.name end)
+  for _, part in ipairs(parts) do
+    if not lfs.attributes(part.path, "mode") then
+      errors.raise("load: '%s': key 'weight_map' names '%s', which is not in its folder", path, part.name)
+    end
+  end
   return parts
 end
 
