@@ -51,6 +51,7 @@ local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local chats = require "moonshard.text.chat"
 local checkpoints = require "moonshard.run.checkpoint"
+local cjson = require "cjson"
 local preferences = require "moonshard.hf.preferences"
 local progress = require "moonshard.run.progress"
 local run_folder = require "moonshard.run.folder"
@@ -80,6 +81,9 @@ for _, o in ipairs(OPTIONS) do
     config[name] = given[name]
   end
   if config[name] == nil then config[name] = o[3] end
+end
+for option, needed in pairs { ["lora-alpha"] = "lora", ["lora-dropout"] = "lora", beta = "dpo" } do
+  if given[option] and not config[needed] then stop("--%s has no effect without --%s", option, needed) end
 end
 for _, name in ipairs { "model", "data" } do
   if not config[name] then stop("--%s is missing, expected %s", name, name == "model" and "a model's folder" or "a file") end
@@ -124,7 +128,14 @@ local make = config.dpo and preferences.new or ms.text.pack
 local rows = try("data", make, examples, packing)
 local validation = held and try("validation", make, held, packing)
 local steps = config.steps or math.ceil(config.epochs * rows.count / config.batch)
-if resumed and resumed.step >= steps then stop("--resume: '%s' has all %d steps", given.resume, steps) end
+if resumed then
+  local had = resumed.config["data-tokens"]
+  if had ~= rows.tokens then
+    stop("--resume: '%s' was trained on %d tokens, but --data '%s' has %d: it has changed since", given.resume, had,
+      config.data, rows.tokens)
+  end
+  if resumed.step > steps then stop("--resume: '%s' has taken more than %d steps", given.resume, steps) end
+end
 local eval_every = config["eval-every"] or math.max(1, math.floor(steps / 4))
 
 -- ---- model, sharding, optimizer --------------------------------------------------------------------
@@ -133,8 +144,28 @@ ms.manual_seed(config.seed)
 -- No rank ever holds the whole model: each reads its own shards.
 local model = try("model", ms.hf.load, config.model, { dtype = "float32", device = "meta" })
 if not model.lm_head then stop("--model: %s is no language model", model.family.architecture) end
-local adapters = config.lora and nn.lora(model, { rank = config.lora, alpha = config["lora-alpha"] or 2 * config.lora,
-  dropout = config["lora-dropout"], target = function(name, m) return name:find "layers%." and m:isa(nn.Linear) end })
+if model.context and config.length > model.context then
+  stop("--length is %d, but the model of --model has only %d positions", config.length, model.context)
+end
+-- Every token must have a row of the model's table.
+local function check_ids(option, list)
+  local vocabulary = model.config.vocab_size
+  for k, example in ipairs(list or {}) do
+    for _, e in ipairs(config.dpo and { example.chosen, example.rejected } or { example }) do
+      for _, id in ipairs(e.ids) do
+        if id >= vocabulary then
+          stop("--%s: example %d has token %d ('%s') of the tokenizer, but the model of --model has only %d tokens",
+            option, k, id, tokenizer:token(id), vocabulary)
+        end
+      end
+    end
+  end
+end
+check_ids("data", examples)
+check_ids("validation", held)
+local adapters = config.lora and try("lora", nn.lora, model, { rank = config.lora, dropout = config["lora-dropout"],
+  alpha = config["lora-alpha"] or 2 * config.lora,
+  target = function(name, m) return name:find "layers%." and m:isa(nn.Linear) end })
 model:train()
 local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
@@ -188,7 +219,11 @@ say("%s of %.1f M parameters; %d rank%s, %s", model.family.architecture, numbers
   config.dtype)
 if adapters then say("adapters of rank %d: %d of %d parameters are trained", config.lora, adapters:count()) end
 say("%d examples: %s; %d to validate; %d steps of %d", #examples, tostring(rows), held and #held or 0, steps, config.batch)
-if rows.cut > 0 then say("%d examples are longer than --length %d, and lose their end", rows.cut, config.length) end
+if rows.cut > 0 then
+  say("%d examples are longer than --length %d, and lose their end%s", rows.cut, config.length, rows.lost > 0
+    and ("; %d of them all of their completion: nothing is learned of these"):format(rows.lost) or "")
+end
+if not tokenizer.eos_id then say "the tokenizer has no token that ends texts, so the model does not learn to end them" end
 say("run: %s%s", run.path, resumed and (", from step %d"):format(first) or "")
 
 -- ---- parts of a step -------------------------------------------------------------------------------
@@ -268,6 +303,36 @@ local kept, step_now = {}, first
 for _, o in ipairs(OPTIONS) do
   if o[1] ~= "resume" and o[1] ~= "quiet" then kept[o[1]] = config[o[1]] end
 end
+kept["data-tokens"] = rows.tokens
+
+-- Writes the text that a function makes of a file's own, nil for one that does not exist.
+local function rewrite(path, make_text)
+  local file = io.open(path)
+  local old = file and file:read "*a"
+  if file then file:close() end
+  file = assert(io.open(path, "w"))
+  file:write(make_text(old))
+  file:close()
+end
+
+local function hand_on()
+  if adapters then
+    ms.hf.save_adapter(adapters, run.path .. "/adapter")
+    say("adapters: %s/adapter", run.path)
+    adapters:merge()
+  end
+  ms.hf.save(model, run.path .. "/model")
+end
+
+-- The model's folder says in which chat format it was trained, and what ends its answers.
+local function describe(folder)
+  rewrite(folder .. "/chat_template.jinja", function() return chats.template(config.chat) end)
+  rewrite(folder .. "/generation_config.json", function(old)
+    local generation = old and cjson.decode(old) or {}
+    generation.eos_token_id = ends
+    return cjson.encode(generation) .. "\n"
+  end)
+end
 
 cli.run("finetune", function()
   if validation and first == 0 then say("step 0: %s", validate(0)) end
@@ -296,17 +361,13 @@ cli.run("finetune", function()
     end
   end
   run.bar:finish()
-  if adapters then
-    ms.hf.save_adapter(adapters, run.path .. "/adapter")
-    say("adapters: %s/adapter", run.path)
-    adapters:merge()
+  local written, err = pcall(hand_on)
+  if not written then                                   -- --resume then only writes the model
+    if adapters then adapters:unmerge() end
+    say("checkpoint: %s", run:checkpoint { config = kept })
+    error(err, 0)
   end
-  ms.hf.save(model, run.path .. "/model")
-  if config.chat and rank == 0 then                     -- the folder says in which format it was trained
-    local file = assert(io.open(run.path .. "/model/chat_template.jinja", "w"))
-    file:write(chats.template(config.chat))
-    file:close()
-  end
+  if config.chat and rank == 0 then describe(run.path .. "/model") end
   say("model: %s/model; %.1f s in total", run.path, ms.time() - started)
   run:finish()
 end, function() return ("in step %d of %d; the run's metrics are in %s"):format(step_now, steps, run.path) end)

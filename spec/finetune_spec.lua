@@ -23,6 +23,9 @@ local function make()
   ms.hf.save(ms.hf.create { architectures = { "LlamaForCausalLM" }, model_type = "llama", vocab_size = 280,
     hidden_size = 16, num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 1,
     intermediate_size = 24 }, base)
+  os.execute(("cp -r '%s' '%s/few'"):format(base, folder))
+  ms.hf.save(ms.hf.create { architectures = { "LlamaForCausalLM" }, model_type = "llama", vocab_size = 20,
+    hidden_size = 16, num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 24 }, folder .. "/few")
   local files = { pc = {}, chat = {}, dpo = {} }
   for k = 1, 40 do
     files.pc[k] = ('{"prompt": "Number %d:", "completion": " twice is %d"}'):format(k, 2 * k)
@@ -98,6 +101,14 @@ describe("scripts/finetune.lua", function()
     same_bits(weights "alone", weights "resumed")
   end)
 
+  it("goes on only with the data that it began with", function()
+    local job = tune(0, "", { resume = folder .. "/alone", quiet = true })       -- all steps: writes the model again
+    assert.are.equal(0, job.code, job.stderr)
+    same_bits(weights "alone", weights "resumed")
+    process.write(folder .. "/pc.jsonl", process.read(folder .. "/pc.jsonl"):gsub("\n.*", ""))
+    assert.matches("it has changed since", tune(0, "", { resume = folder .. "/alone" }).stderr)
+  end)
+
   it("trains adapters over ranks, whose merged folder and PEFT's are the same model", function()
     ok(tune(2, "lora", { lora = 3, data = folder .. "/chat.jsonl", chat = "chatml", dtype = "bfloat16" }))
     local found = values("lora", "val_loss")
@@ -124,6 +135,9 @@ describe("scripts/finetune.lua", function()
     ["no data"] = { { data = "/nowhere.jsonl" }, "^finetune: %-%-data: [^\n]*/nowhere.jsonl" },
     ["texts for preferences"] = { { dpo = true }, "^finetune: %-%-data has no pairs of 'chosen' and 'rejected'" },
     ["rows without a learned token"] = { { length = 2 }, "^finetune: %-%-data: pack: no token of %d+ examples is learned" },
+    ["a model with fewer tokens than its tokenizer"] = { function() return { model = folder .. "/few" } end,
+      "^finetune: %-%-data: example 1 has token %d+ %('[^']*'%) of the tokenizer, but the model of %-%-model has only 20 tokens" },
+    ["an option without effect"] = { { beta = 0.2 }, "%-%-beta has no effect without %-%-dpo" },
     ["a batch smaller than its parts"] = { { accumulate = 3 }, "%-%-batch is 2, expected at least 1 %(ranks%) %* 3" },
     ["messages without a format"] = { function() return { data = folder .. "/chat.jsonl" } end, "have no chat template; pass option 'chat'" },
   } do

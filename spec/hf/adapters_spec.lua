@@ -51,8 +51,10 @@ describe("adapters of PEFT", function()
   for label, row in ms.sorted_pairs {
     ["another kind of adapters"] = { { peft_type = "IA3" }, "key 'peft_type' is 'IA3'; only 'LORA' is supported" },
     ["an option that Moonshard lacks"] = { { use_dora = true }, "key 'use_dora' is true, which Moonshard does not have" },
+    ["initial adapters that change the weights"] = { { init_lora_weights = "pissa_niter_4" },
+      "key 'init_lora_weights' is 'pissa_niter_4', which changes the model's weights, too" },
     ["ranks by layer"] = { { rank_pattern = { q_proj = 4 } }, "key 'rank_pattern' is" },
-    ["another rank than the tensors'"] = { { r = 4 }, "key 'r' is 4, but the adapters have rank 3" },
+    ["another rank than the tensors'"] = { { r = 4 }, "key 'r' is 4, but 'base_model.model.model.layers.0." },
     ["a missing rank"] = { { r = json.null }, "key 'r' is missing" },
   } do
     it("are refused for " .. label, function()

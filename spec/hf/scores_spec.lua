@@ -72,6 +72,8 @@ describe("ms.hf.score", function()
   for label, row in ms.sorted_pairs {
     ["one choice"] = { '{"prompt": "a", "choices": ["b"], "answer": 0}', "object 1 is" },
     ["an answer that is no choice"] = { '{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "'answer' is a number (2), expected the number of a choice" },
+    ["a choice after nothing"] = { '{"prompt": "", "choices": ["b", "c"], "answer": 0}', "nothing is before the first token of choice 1" },
+    ["a completion that is too long"] = { '{"prompt": "aaaaaaaaaaaa", "completion": "b"}\n{"text": "ab"}', "1 examples are longer than option 'length', 8" },
     ["preferences"] = { '{"prompt": "a", "chosen": "b", "rejected": "c"}', "has preferences" },
     ["a question that is too long"] = { '{"prompt": "aaaa", "choices": ["b", "cdefgh"], "answer": 0}', "1 choices are, with their prompts, longer than option 'length', 8" },
   } do

@@ -49,6 +49,13 @@ describe("apply_chat_template", function()
     end)
   end
 
+  it("trims the white space of Unicode, as Jinja does, in linear time", function()
+    local t = ms.text.tokenizer(folder_of())
+    local content = "\194\160\226\128\131hi" .. (" "):rep(20000) .. "\227\128\128"
+    assert.are.equal("<start_of_turn>user\nhi<end_of_turn>\n",
+      (text_of(t, { { role = "user", content = content } }, { chat = "gemma" }):gsub("^<s>", "")))
+  end)
+
   it("reads a template from its own file, or from a list, with lines' ends in its strings", function()
     local jinja = golden.formats.chatml.template:gsub("\\n", "\n")
     local right = "<|im_start|>user\nHello<|im_end|>\n"

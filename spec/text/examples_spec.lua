@@ -71,10 +71,11 @@ describe("ms.text.examples", function()
     ["a number"] = { "1", "object 1 is a number (1), expected an object" },
     ["no object"] = { "\n", "has no object" },
     ["pairs beside texts"] = { '{"text": "a"}\n{"prompt": "a", "chosen": "b", "rejected": "c"}', "object 2 is a preference, the first one is not" },
+    ["a format whose end the tokenizer lacks"] = { '{"messages": [{"role": "user", "content": "x"}]}', "the format ends answers with '<|im_end|>'", "chatml" },
     ["messages without a format"] = { '{"messages": [{"role": "user", "content": "x"}]}', "the tokenizer's files have no chat template" },
   } do
     it("refuses " .. label, function()
-      local text = message(examples, row[1])
+      local text = message(examples, row[1], row[3] and { chat = row[3] })
       assert.is_truthy(text:find(row[2], 1, true), text)
     end)
   end
@@ -159,6 +160,12 @@ describe("ms.text.pack", function()
       for _, key in ipairs(right) do seen[key] = (seen[key] or 0) + 1 end
     end
     for _, times in pairs(seen) do assert.are.equal(4, times) end       -- 4 epochs
+  end)
+
+  it("leaves examples out that lose all that they teach", function()
+    local list = examples '{"prompt": "question answer user assistant answer", "completion": "x"}\n{"prompt": "a", "completion": "b"}'
+    local rows = ms.text.pack(list, { length = 4 })
+    assert.are.same({ 1, 1, 1 }, { rows.cut, rows.lost, rows.count })
   end)
 
   it("refuses rows that learn nothing", function()

@@ -72,7 +72,10 @@ end
 
 -- Refuses what changes the result of adapters and is not there; true: any value that is off is accepted.
 local OFF = { "alpha_pattern", "rank_pattern", "use_dora", "use_rslora", "modules_to_save", "layers_to_transform",
-  "trainable_token_indices", "use_qalora", "lora_bias", "alora_invocation_tokens", "target_parameters" }
+  "trainable_token_indices", "use_qalora", "lora_bias", "alora_invocation_tokens", "target_parameters",
+  "layer_replication", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config" }
+-- Values of init_lora_weights with which PEFT changes the weights of the model, too.
+local CHANGES_WEIGHTS = { "pissa", "olora", "corda", "loftq", "lora_ga" }
 
 local function expect_off(config, name)
   local value = config:maybe(name, opts.any)
@@ -96,6 +99,13 @@ function M.load(model, folder)
   config:only("peft_type", "LORA")
   config:only("bias", "none")
   for _, name in ipairs(OFF) do expect_off(config, name) end
+  local start = config:maybe("init_lora_weights", opts.any)
+  for _, name in ipairs(CHANGES_WEIGHTS) do
+    if type(start) == "string" and start:sub(1, #name) == name then
+      config:fail("init_lora_weights", "is '%s', which changes the model's weights, too; PEFT's save_pretrained with "
+        .. "path_initial_model_for_weight_conversion writes adapters without that", start)
+    end
+  end
   local rank = config:get("r", Config.size)
   local alpha, reader = config:get("lora_alpha", opts.positive), files.reader(folder .. "/" .. WEIGHTS)
   local state, used = { lora_alpha = create.tensor(alpha, { dtype = "float64" }) }, {}
@@ -104,7 +114,10 @@ function M.load(model, folder)
       for _, part in ipairs { "A", "B" } do
         local name = of.file and key(of.file, part)
         if name and reader:has(name) then
-          used[name], state[layer .. ".lora_" .. part] = true, reader:read(name)
+          local t = reader:read(name)
+          local has = t:size(part == "A" and 1 or t.ndim)
+          if has ~= rank then config:fail("r", "is %d, but '%s' of '%s' has rank %d", rank, name, reader.path, has) end
+          used[name], state[layer .. ".lora_" .. part] = true, t
         end
       end
     end
@@ -115,9 +128,7 @@ function M.load(model, folder)
   end)
   reader:close()
   if not ok then error(err, 0) end
-  local adapters = lora(model, { state = state })
-  if adapters.rank ~= rank then config:fail("r", "is %d, but the adapters have rank %d", rank, adapters.rank) end
-  return adapters
+  return lora(model, { state = state })
 end
 
 return M

@@ -28,7 +28,8 @@ function M.new(examples, given)
   for name, value in pairs(given) do o[name] = value end
   for k, pair in ipairs(examples) do chosen[k], rejected[k] = pair.chosen, pair.rejected end
   local self = setmetatable({ chosen = pack(chosen, o), rejected = pack(rejected, o), _reference = {} }, TextPairs)
-  self.count, self.cut = self.chosen.count, self.chosen.cut + self.rejected.cut
+  self.count, self.cut, self.lost = self.chosen.count, self.chosen.cut + self.rejected.cut,
+    self.chosen.lost + self.rejected.lost
   -- The rows of a pair have the same number, so the two orders are the same.
   for k, row in ipairs(self.chosen._rows) do row.number, row.other = k, self.rejected._rows[k] end
   return self

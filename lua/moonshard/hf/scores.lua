@@ -33,8 +33,11 @@ local function evaluate(model, fn)
   if not ok then error(err, 0) end
 end
 
-local function perplexity(model, list, o, world)
+local function perplexity(model, list, o, world, path)
   local rows, sums = pack(list, { length = o.length, rank = dist.rank(), world = world }), { 0, 0 }
+  if rows.cut > 0 then
+    errors.raise("hf.score: '%s': %d examples are longer than option 'length', %d", path, rows.cut, o.length)
+  end
   evaluate(model, function()
     for ids, given, n in rows:each(o.batch) do
       scope(function()
@@ -71,6 +74,10 @@ local function choices(model, objects, tokenizer, o, world, path)
     questions[k] = { answer = answer_of(object, where), first = #list + 1, sizes = {} }
     for c, choice in ipairs(object.choices) do
       list[#list + 1] = examples.completion(tokenizer, object.prompt, choice)
+      if list[#list].learned[1] then
+        errors.raise("%s: nothing is before the first token of choice %d, so it has no probability; expected a longer "
+          .. "'prompt'", where, c)
+      end
       questions[k].sizes[c] = math.max(1, #choice)
     end
   end
@@ -93,6 +100,9 @@ local function choices(model, objects, tokenizer, o, world, path)
   local all = create.tensor(sums, { dtype = "float64" })
   if world > 1 then dist.all_reduce(all) end
   sums = all:tolist()
+  for k, sum in ipairs(sums) do
+    if sum ~= sum then errors.raise("hf.score: '%s': the log-probability of choice %d of all is nan", path, k) end
+  end
   local right, normalized = 0, 0
   for _, q in ipairs(questions) do
     local best, best_normalized
@@ -132,7 +142,7 @@ function M.score(model, tokenizer, path, given)
   end
   local list = examples.read(path, tokenizer, { chat = o.chat })
   if list[1].chosen then errors.raise("%s: '%s' has preferences, which have no score of their own", who, path) end
-  return perplexity(model, list, o, world)
+  return perplexity(model, list, o, world, path)
 end
 
 return M

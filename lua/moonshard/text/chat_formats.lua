@@ -10,7 +10,27 @@
 --- of: { bos, eos }: the tokenizer's tokens, "" where there is none.
 local M = {}
 
-local function trim(s) return s:match "^%s*(.-)%s*$" end
+-- White space as Jinja's trim and strip see it, which is that of Unicode.
+local SPACE = {}
+for _, c in ipairs { "\t", "\n", "\v", "\f", "\r", "\28", "\29", "\30", "\31", " ", "\194\133", "\194\160",
+  "\225\154\128", "\226\128\168", "\226\128\169", "\226\128\175", "\226\129\159", "\227\128\128" } do SPACE[c] = true end
+for k = 0, 10 do SPACE["\226\128" .. string.char(128 + k)] = true end
+
+local function trim(s)
+  local first, last = 1, #s
+  local function space(from, to) return first <= last and SPACE[s:sub(from, to)] end
+  while true do
+    local n = space(first, first) and 1 or space(first, first + 1) and 2 or space(first, first + 2) and 3
+    if not n then break end
+    first = first + n
+  end
+  while true do
+    local n = space(last, last) and 1 or space(last - 1, last) and 2 or space(last - 2, last) and 3
+    if not n then break end
+    last = last - n
+  end
+  return s:sub(first, last)
+end
 
 local function chatml(m) return "<|im_start|>" .. m.role .. "\n", m.content, "<|im_end|>\n" end
 

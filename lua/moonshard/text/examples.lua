@@ -94,7 +94,13 @@ function M.read(path, tokenizer, given)
   if not path:find "%.jsonl?$" then return { of_text(tokenizer, raw.read(path, WHO)) } end
   local format
   local function format_of()
-    format = format or chat.format(tokenizer, o.chat, WHO)
+    if format then return format end
+    format = chat.format(tokenizer, o.chat, WHO)
+    for _, stop in ipairs(format.stops) do
+      if not tokenizer:id(stop) then
+        errors.raise("%s: the format ends answers with '%s', which is no token of this tokenizer", WHO, stop)
+      end
+    end
     return format
   end
   local list = {}

@@ -22,6 +22,7 @@ local ORDER = 15                        -- a stream of random numbers, for ms_sh
 ---@field tokens integer  tokens of all examples
 ---@field learned integer  tokens whose loss counts, of all rows
 ---@field cut integer  examples that were longer than a row, and lost their end
+---@field lost integer  those of them that lost all that they teach
 local TextRows = { __name = "TextRows" }
 TextRows.__index = TextRows
 
@@ -86,13 +87,20 @@ function M.pack(examples, given)
   if o.rank >= o.world then
     errors.raise("%s: option 'rank' is %d, expected less than option 'world', %d", WHO, o.rank, o.world)
   end
-  local self = setmetatable({ length = o.length, cut = 0, tokens = 0, learned = 0, _o = o }, TextRows)
+  local self = setmetatable({ length = o.length, cut = 0, lost = 0, tokens = 0, learned = 0, _o = o }, TextRows)
   local list = {}
   for k, example in ipairs(examples) do
     local ok = opts.is_plain(example) and opts.is_plain(example.ids) and opts.is_plain(example.learned)
     opts.need(ok, example, "a table { ids, learned }", "%s: example %d", WHO, k)
     self.tokens = self.tokens + #example.ids
-    if pieces_of(example, o.length, list, o.separate) then self.cut = self.cut + 1 end
+    if pieces_of(example, o.length, list, o.separate) then
+      self.cut = self.cut + 1
+      if learned_in(list[#list]) == 0 then
+        self.lost = self.lost + 1
+        -- A row of it would only take a step's place. Rows of their own are numbered, so they stay.
+        if not o.separate then list[#list] = nil end
+      end
+    end
   end
   if o.separate then
     self._rows = {}

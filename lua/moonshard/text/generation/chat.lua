@@ -93,7 +93,11 @@ function TextChat:pieces(text)
   end
   return function()
     while not ended do
-      local id = next_id()
+      local done, id = pcall(next_id)
+      if not done then                                  -- the message was not answered
+        messages[#messages], ended, self._open = nil, true, nil
+        error(id, 0)
+      end
       local piece
       if id then
         known[#known + 1] = id
