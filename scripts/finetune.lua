@@ -26,6 +26,7 @@ local OPTIONS = {
   { "lora", "count", nil, "train low-rank adapters of this rank, and leave the weights as they are" },
   { "lora-alpha", "positive", nil, "factor of the adapters, over their rank (default: twice the rank)" },
   { "lora-dropout", "share", 0, "dropout before the adapters" },
+  { "int8", "flag", false, "with --lora: keep the layers' weights in int8; only the adapters are written at the end" },
   { "dpo", "flag", false, "learn preferences (Rafailov et al. 2023) against the model as it is at the start" },
   { "beta", "positive", 0.1, "with --dpo: how strongly the model is held to the one at the start" },
   { "lr", "positive", nil, "highest learning rate (default: 2e-5; 2e-4 with --lora; 1e-6 and 1e-5 with --dpo)" },
@@ -82,7 +83,7 @@ for _, o in ipairs(OPTIONS) do
   end
   if config[name] == nil then config[name] = o[3] end
 end
-for option, needed in pairs { ["lora-alpha"] = "lora", ["lora-dropout"] = "lora", beta = "dpo" } do
+for option, needed in pairs { ["lora-alpha"] = "lora", ["lora-dropout"] = "lora", int8 = "lora", beta = "dpo" } do
   if given[option] and not config[needed] then stop("--%s has no effect without --%s", option, needed) end
 end
 for _, name in ipairs { "model", "data" } do
@@ -141,8 +142,9 @@ local eval_every = config["eval-every"] or math.max(1, math.floor(steps / 4))
 -- ---- model, sharding, optimizer --------------------------------------------------------------------
 
 ms.manual_seed(config.seed)
--- No rank ever holds the whole model: each reads its own shards.
-local model = try("model", ms.hf.load, config.model, { dtype = "float32", device = "meta" })
+-- No rank ever holds the whole model: each reads its own shards. Weights become int8 before they are sharded, though.
+local model = try("model", ms.hf.load, config.model,
+  { dtype = "float32", device = config.int8 and config.device or "meta" })
 if not model.lm_head then stop("--model: %s is no language model", model.family.architecture) end
 if model.context and config.length > model.context then
   stop("--length is %d, but the model of --model has only %d positions", config.length, model.context)
@@ -163,9 +165,10 @@ local function check_ids(option, list)
 end
 check_ids("data", examples)
 check_ids("validation", held)
+local function is_in_layer(name, m) return name:find "layers%." and (m:isa(nn.Linear) or m:isa(nn.Int8Linear)) end
+if config.int8 then nn.Int8Linear.convert_linear(model, { target = is_in_layer }) end
 local adapters = config.lora and try("lora", nn.lora, model, { rank = config.lora, dropout = config["lora-dropout"],
-  alpha = config["lora-alpha"] or 2 * config.lora,
-  target = function(name, m) return name:find "layers%." and m:isa(nn.Linear) end })
+  alpha = config["lora-alpha"] or 2 * config.lora, target = is_in_layer })
 model:train()
 local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
@@ -173,7 +176,7 @@ local precision = config.dtype ~= "float32" and fsdp.MixedPrecisionPolicy { para
   reduce_dtype = "float32" } or nil
 for _, layer in ipairs(model.model.layers) do fsdp.fully_shard(layer, { mp_policy = precision }) end
 fsdp.fully_shard(model, { mp_policy = precision })
-try("model", ms.hf.load_weights, model)
+if not config.int8 then try("model", ms.hf.load_weights, model) end
 model.model.recompute = config.recompute
 
 local matrices, vectors = {}, {}
@@ -319,6 +322,7 @@ local function hand_on()
   if adapters then
     ms.hf.save_adapter(adapters, run.path .. "/adapter")
     say("adapters: %s/adapter", run.path)
+    if config.int8 then return end
     adapters:merge()
   end
   ms.hf.save(model, run.path .. "/model")
@@ -363,11 +367,12 @@ cli.run("finetune", function()
   run.bar:finish()
   local written, err = pcall(hand_on)
   if not written then                                   -- --resume then only writes the model
-    if adapters then adapters:unmerge() end
+    if adapters and not config.int8 then adapters:unmerge() end
     say("checkpoint: %s", run:checkpoint { config = kept })
     error(err, 0)
   end
-  if config.chat and rank == 0 then describe(run.path .. "/model") end
-  say("model: %s/model; %.1f s in total", run.path, ms.time() - started)
+  if config.chat and rank == 0 and not config.int8 then describe(run.path .. "/model") end
+  say("%s; %.1f s in total", config.int8 and "the model stays as it was" or ("model: %s/model"):format(run.path),
+    ms.time() - started)
   run:finish()
 end, function() return ("in step %d of %d; the run's metrics are in %s"):format(step_now, steps, run.path) end)

@@ -105,8 +105,11 @@ describe("scripts/finetune.lua", function()
     local job = tune(0, "", { resume = folder .. "/alone", quiet = true })       -- all steps: writes the model again
     assert.are.equal(0, job.code, job.stderr)
     same_bits(weights "alone", weights "resumed")
-    process.write(folder .. "/pc.jsonl", process.read(folder .. "/pc.jsonl"):gsub("\n.*", ""))
-    assert.matches("it has changed since", tune(0, "", { resume = folder .. "/alone" }).stderr)
+    local right = process.read(folder .. "/pc.jsonl")
+    process.write(folder .. "/pc.jsonl", right:gsub("\n.*", ""))
+    local message = tune(0, "", { resume = folder .. "/alone" }).stderr
+    process.write(folder .. "/pc.jsonl", right)
+    assert.matches("it has changed since", message)
   end)
 
   it("trains adapters over ranks, whose merged folder and PEFT's are the same model", function()
@@ -119,6 +122,17 @@ describe("scripts/finetune.lua", function()
     assert.are.equal("<|im_start|>user\na<|im_end|>\n", tokenizer:apply_chat_template({ { role = "user", content = "a" } },
       { tokenize = false }))
     assert.is_true((model(ids) - ms.hf.load(folder .. "/lora/model")(ids)):abs():max():item() < 1e-5)
+  end)
+
+  it("trains adapters beside int8 weights, which fit the model in float32", function()
+    ok(tune(2, "int8", { lora = 3, int8 = true }))
+    local found = values("int8", "val_loss")
+    assert.is_true(found[#found] < found[1])
+    local model = ms.hf.load(folder .. "/base")
+    ms.hf.load_adapter(model, folder .. "/int8/adapter"):merge()
+    ms.hf.save(model, folder .. "/int8/model")
+    ok(tune(0, "next", { model = folder .. "/int8/model", steps = 1 }))
+    assert.is_near(found[#found], values("next", "val_loss")[1], 0.05)
   end)
 
   it("learns preferences, beginning at ln 2", function()
