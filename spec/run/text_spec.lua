@@ -2,7 +2,6 @@
 --- Output of the training script: samples and their known words, run folders and their numbers, progress.
 local cjson = require "cjson"
 local lfs = require "lfs"
-local ms = require "moonshard"
 local process = require "spec.support.process"
 local progress = require "moonshard.run.progress"
 local run_folder = require "moonshard.run.folder"
