@@ -118,7 +118,9 @@ void ms__null_touch(ms_null_launch *l, const void *arguments, size_t bytes)
     for (size_t k = 0; k + 8 <= bytes; k += 8) {
         const void *p;
         memcpy(&p, (const char *)arguments + k, 8);
-        if (!ms__null_on_device(p)) continue;
+        // Beside a number of 4 bytes the padding keeps what was there, often the upper half of an address: a small
+        // number with it is the beginning of a block where one lies at a multiple of 4 GiB.
+        if (!ms__null_on_device(p) || (uintptr_t)p % (1ull << 32) < 4096) continue;
         touch(l, p);
         for (int t = 0; t < TABLES; t++)
             for (int i = 0; tables[t].there == p && i < tables[t].n; i++) touch(l, tables[t].pointers[i]);
