@@ -222,8 +222,7 @@ CSV
     local packed = io.popen(("tar -C '%s' -cz there | wc -c"):format(folder))
     local bytes = tonumber(packed:read "*a")
     packed:close()
-    -- A machine with a GPU that is lent takes archives of up to 64 MiB.
-    assert.is_true(bytes > 2 ^ 20 and bytes <= 56 * 2 ^ 20, bytes)
+    assert.is_true(bytes > 2 ^ 20 and bytes <= 45 * 2 ^ 20, bytes)
     local child = process.start({ "/usr/bin/env", "-i", "PATH=" .. tools, "HOME=/tmp", folder
       .. "/there/scripts/gpu_check", "--device", "null", "--out", folder .. "/out" },
       { stdout = folder .. "/text", stderr = folder .. "/err" })
