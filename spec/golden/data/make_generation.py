@@ -6,22 +6,13 @@ import json, os, sys, tempfile
 import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
+from hf_values import filled
 
 here = os.path.dirname(os.path.abspath(__file__))
 out = os.path.join(sys.argv[1] if len(sys.argv) > 1 else here, "generation.json")
 T.utils.logging.set_verbosity_error()
 T.utils.logging.disable_progress_bar()
 VOCAB, B, S = 32, 2, 8
-
-
-def filled(name, k, shape):
-    n, x, list_ = torch.Size(shape).numel(), 1000 * k + 1, []
-    for _ in range(n):
-        x = x * 16807 % 2147483647
-        list_.append(2 * x / 2147483647 - 1)
-    u = torch.tensor(list_, dtype=torch.float64).reshape(shape)
-    if len(shape) > 1: return (0.35 * u).float()
-    return ((1 if name.endswith("weight") else 0) + 0.2 * u).float()
 
 
 SMALL = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,

@@ -1,32 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Makes small models of transformers 5.24 and writes to hf.json, for each: its config.json, the names and shapes of the tensors in its model.safetensors, and what it
-computes. The tensors' values follow from their place among the sorted names (see `values`), so the specs make the same file.  usage: make_hf.py [OUT_DIR [CASE...]]"""
+computes. The tensors' values follow from their place among the sorted names (see hf_values.py), so the specs make the same file.  usage: make_hf.py [OUT_DIR [CASE...]]"""
 import json, logging, os, sys, tempfile
 import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
+from hf_values import filled, values
 
 here = os.path.dirname(os.path.abspath(__file__))
 out = os.path.join(sys.argv[1] if len(sys.argv) > 1 else here, "hf.json")
 T.utils.logging.set_verbosity_error()
 T.utils.logging.disable_progress_bar()
 VOCAB, B, S = 32, 2, 8
-
-
-def values(k, n):
-    """n numbers in (-1, 1), by the generator of Park and Miller; its products are exact as doubles, too."""
-    x, list_ = 1000 * k + 1, []
-    for _ in range(n):
-        x = x * 16807 % 2147483647
-        list_.append(2 * x / 2147483647 - 1)
-    return torch.tensor(list_, dtype=torch.float64)
-
-
-def filled(name, k, shape):
-    u = values(k, torch.Size(shape).numel()).reshape(shape)
-    if len(shape) > 1: return (0.35 * u).float()
-    return ((1 if name.endswith("weight") else 0) + 0.2 * u).float()
 
 
 def ids(n=S, step=7):

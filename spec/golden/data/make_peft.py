@@ -7,24 +7,12 @@ import torch
 import transformers as T
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from hf_values import filled
 
 here = os.path.dirname(os.path.abspath(__file__))
 out = os.path.join(sys.argv[1] if len(sys.argv) > 1 else here, "peft.json")
 T.utils.logging.set_verbosity_error()
 T.utils.logging.disable_progress_bar()
-
-
-def values(k, n):
-    x, list_ = 1000 * k + 1, []
-    for _ in range(n):
-        x = x * 16807 % 2147483647
-        list_.append(2 * x / 2147483647 - 1)
-    return torch.tensor(list_, dtype=torch.float64)
-
-
-def filled(name, k, shape):
-    u = values(k, torch.Size(shape).numel()).reshape(shape)
-    return (0.35 * u).float() if len(shape) > 1 else ((1 if name.endswith("weight") else 0) + 0.2 * u).float()
 
 
 def case(base, targets):
