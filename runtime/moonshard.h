@@ -297,6 +297,9 @@ typedef struct {
 //   tril triu                                   i: diagonal?
 //   layer_norm add_layer_norm                   i: dims (the number of last dimensions); f: eps
 //   rms_norm add_rms_norm                       i: dims? (1); f: eps
+//   linear_parts                                i: weights (their number; the biases follow them)
+//   rotary                                      i: back?
+//   rms_norm_rotary                             i: back? (0); f: eps
 //   gelu_mlp                                    i: recompute? (backward computes the activations again)
 //   batch_norm                                  i: training; f: eps
 //   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups
@@ -330,6 +333,7 @@ typedef struct {
 //   trunc_normal_                               i: place?; f: mean, std, low, high
 //   gamma_draw poisson_draw                     i: place, logarithm, size... (of the leading dimensions)
 // add_layer_norm, add_rms_norm: normalize the sum of in[0] and in[1]; out[1] is that sum.
+// back: turns by the negative angles.
 // max_pool, avg_pool: over the last `dims` dimensions; mode 0 or 1: size... is kernels, strides, paddings, dilations,
 // and the output's size is rounded down (0) or up (1); mode 2: size... is the output's size.
 // stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.

@@ -462,6 +462,7 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(loss)         \
     X(mse)          \
     X(norm)         \
+    X(rotary)       \
     X(embedding)    \
     X(attention)    \
     X(recurrent)    \

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU
+// rows/linear_body.h -- linear, its gradients and linear_parts as products. The CPU (rows/product.c) and the GPU
 // (cuda/product/linear.cu) include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ACCUMULATE
-// (makes a product add to C), ADD_ROWS (sums g's rows) and MULTIPLY_AND_ADD_ROWS (a product that may also compute that
-// sum, and then sets *summed).
+// (makes a product add to C), MULTIPLY_PARTS (several products with the same A), ADD_ROWS (sums g's rows) and
+// MULTIPLY_AND_ADD_ROWS (a product that may also compute that sum, and then sets *summed).
 
 // The products of linear's call c and of its gradients. x, g: its input and gradient as matrices of `rows` rows, rs
 // elements apart. bias: contiguous; may be NULL.
@@ -85,3 +85,32 @@ static ms_status run_linear_backward(ms_call *c)
     ms__release(g);
     return st;
 }
+
+#ifdef MULTIPLY_PARTS
+// The products of linear_parts, whose results are adjacent columns. Inputs: x, the weights, their biases.
+static ms_status run_linear_parts(ms_call *c)
+{
+    int n = (int)c->i[0], done = 0;
+    ms_tensor *x, *y = c->out[0], *bias[MS_LINEAR_PARTS] = { NULL };
+    PRODUCT p[MS_LINEAR_PARTS];
+    int64_t rows, rs, at = 0, total = y->shape[y->ndim - 1];
+    if (y->numel == 0) return MS_OK;
+    MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
+    ms_status st = MS_OK;
+    for (int k = 0; k < n && st == MS_OK; k++) {
+        ms_tensor *b = c->n_in > 1 + n + k ? c->in[1 + n + k] : NULL;
+        ms_call part = *c;
+        part.in[1] = c->in[1 + k];
+        if (b) st = ms__contiguous(&bias[k], b);
+        if (st != MS_OK || part.in[1]->shape[0] == 0) continue;
+        p[done] = linear_product(&part, x, bias[k], rows, rs);
+        p[done].c = (char *)p[done].c + at * ms__dtype_size(y->dtype);
+        p[done++].c_rs = total;
+        at += part.in[1]->shape[0];
+    }
+    if (st == MS_OK) st = MULTIPLY_PARTS(y, p, done);
+    for (int k = 0; k < n; k++) ms__release(bias[k]);
+    ms__release(x);
+    return st;
+}
+#endif

@@ -5,6 +5,7 @@
 // be traversed with one stride and one large product replaces many.
 #include "cpu/product/product.h"
 #include "rows/grad.h"
+#include "rows/layout.h"
 #include "rows/product.h"
 
 static ms_status check_types(ms_call *c)
@@ -48,6 +49,7 @@ static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tenso
 #define PRODUCT ms_gemm
 #define PRODUCT_OF ms__gemm_of
 #define MULTIPLY(y, p) ms__gemm(p)
+#define MULTIPLY_PARTS(y, p, n) ms__gemm_parts(p, n)
 #define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) ms__gemm(p)
 #define ADD_ROWS add_rows
 #define ACCUMULATE(p, on) ((void)(on))  // only kernels of GPUs get a gradient to add to
@@ -149,6 +151,72 @@ const ms_op ms__op_linear =
            .samples =
                "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
                "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]");
+
+// ---- linear_parts: several layers on one input, x [w1; w2; ...]^T + [b1; b2; ...] ----------------------------------
+
+_Static_assert((int)MS_LINEAR_PARTS == (int)MS_GEMM_PARTS, "linear_parts is one call of ms__gemm_parts");
+
+static ms_status linear_parts_check(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int64_t n = c->n_i ? c->i[0] : 0, total = 0, shape[MS_MAX_DIMS];
+    if (n < 1 || n > MS_LINEAR_PARTS || c->n_in < 1 + n || c->n_in > 1 + 2 * n)
+        return ms__call_fail(c, "%lld weights, expected 1 to %d, and at most as many biases", (long long)n,
+                             MS_LINEAR_PARTS);
+    MS_TRY(check_types(c));
+    for (int k = 1; k < c->n_in; k++) {
+        const ms_tensor *t = c->in[k], *w = k > n ? c->in[k - n] : t;
+        if (!w || (k > n && !t)) {
+            if (!w) return ms__call_fail(c, "weight %d is missing", k);
+            continue;
+        }
+        if (k > n ? t->dtype != x->dtype || t->ndim != 1 || t->shape[0] != w->shape[0]
+                  : w->ndim != 2 || x->ndim < 1 || w->shape[1] != x->shape[x->ndim - 1])
+            return ms__call_fail(c, "argument %d does not fit the input %s, got %s", k + 1,
+                                 ms__shape_text(x->ndim, x->shape), ms__tensor_text(t));
+        if (k <= n) total += w->shape[0];
+    }
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = total;
+    return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
+}
+// Each part has the gradients of linear; those of x are added.
+static ms_status linear_parts_backward(ms_backward_call *b)
+{
+    int n = (int)b->i[0];
+    int64_t at = 0;
+    for (int k = 0; k < n && b->gout[0]; k++) {
+        int64_t outs = b->in_meta[1 + k].shape[0];
+        int bias = 1 + n + k < b->n_in && b->need[1 + n + k];
+        ms_tensor *out[3] = { NULL }, *g = ms__part_of(b->gout[0], b->gout[0]->ndim - 1, at, outs);
+        int64_t mask = b->need[0] | b->need[1 + k] << 1 | bias << 2;
+        ms_tensor *in[] = { g, b->in[0], b->in[1 + k] };
+        at += outs;
+        ms_status st = ms__run_op(&ms__op_linear_backward, &(ms_op_args) { 3, in, 1, &mask, 0, NULL },
+                                  __builtin_popcountll((uint64_t)mask), out);
+        ms__release(g);
+        MS_TRY(st);
+        int o = b->need[0];
+        if (b->need[1 + k]) b->gin[1 + k] = out[o++];
+        if (bias) b->gin[1 + n + k] = out[o];
+        if (!b->need[0]) continue;
+        if (b->gin[0]) {
+            ms_tensor *sum = NULL;
+            st = ms__op2(&sum, &ms__op_add, b->gin[0], out[0]);
+            ms__release(out[0]);
+            ms__release(b->gin[0]);
+            out[0] = sum;
+        }
+        b->gin[0] = out[0];
+        MS_TRY(st);
+    }
+    return MS_OK;
+}
+static const ms_op op_linear_parts =
+    MS_ROW("linear_parts", 2, 1 + 2 * MS_LINEAR_PARTS, .flags = MS_OP_LOW, .save_in = (2 << MS_LINEAR_PARTS) - 1,
+           .check = linear_parts_check, .run = { [MS_CPU] = run_linear_parts }, .backward = linear_parts_backward,
+           .samples = "[3,4] [5,4] [2,4] [5] [2] i=2; [2,3,4] [5,4] [2,4] [3,4] i=3; [4] [2,4] [3,4] - [3] i=2; "
+                      "[20,19] [33,19] [70,19] i=2; [0,4] [5,4] [5] i=1; [1,70] [70,70] [33,70] [65,70] i=3");
 
 // ---- matmul ---------------------------------------------------------------------------------------
 
@@ -320,4 +388,4 @@ static const ms_op op_matmul =
                "[2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
                "[20,40] [40,50]; [2,0,4] [2,4,3]");
 
-const ms_op *const ms__ops_product[] = { &op_matmul, &ms__op_linear, &ms__op_linear_backward, NULL };
+const ms_op *const ms__ops_product[] = { &op_matmul, &ms__op_linear, &ms__op_linear_backward, &op_linear_parts, NULL };

@@ -5,6 +5,8 @@
 
 #include "ops/op.h"
 
+enum { MS_LINEAR_PARTS = 4 };  // the most weights of linear_parts
+
 // Merges all dimensions of t but the last into *rows rows with one *stride (in elements). Returns false if no single
 // stride can traverse them.
 static inline bool ms__join_rows(const ms_tensor *t, int64_t *rows, int64_t *stride)

@@ -11,6 +11,7 @@
     X(product) \
     X(int8) \
     X(norm) \
+    X(rotary) \
     X(mlp) \
     X(batch_norm) \
     X(conv) \

@@ -114,6 +114,29 @@ describe("products of few rows:", function()
     end)
   end
 
+  -- Layers on one input in one call, as a model without gradients computes queries, keys and values.
+  for dtype in pairs(TOLERANCE) do
+    it(("are those of each layer, side by side, in %s"):format(dtype), function()
+      local ops, threads = require "moonshard.nn.ops", ms.get_num_threads()
+      ms.no_grad(function()
+        for _, case in ipairs { { 1, 576, { 576, 192, 192 } }, { 3, 33, { 7, 1, 50 } }, { 8, 520, { 700, 1001 } },
+          { 16, 64, { 48 } }, { 40, 17, { 5, 9, 33, 2 } }, { 0, 4, { 3, 2 } } } do
+          local m, k, sizes = unpack(case)
+          local x, layers, single = ms.randn(m, k):to(dtype), {}, {}
+          for j, n in ipairs(sizes) do
+            layers[j] = { weight = ms.randn(n, k):to(dtype), bias = j ~= 2 and ms.randn(n):to(dtype) or nil }
+            single[j] = ms.nn.F.linear(x, layers[j].weight, layers[j].bias)
+          end
+          for _, t in ipairs { 1, 2, 3 } do
+            ms.set_num_threads(t)
+            assert(bits(ops.linear_parts(x, layers)) == bits(ms.cat(single, 2)), ("%d rows, %d threads"):format(m, t))
+          end
+          ms.set_num_threads(threads)
+        end
+      end)
+    end)
+  end
+
   it("propagates NaN and infinity, and does not read beyond the weight", function()
     local x, w = ms.ones(2, 21), ms.ones(3, 21)
     w[{ 1, 21 }] = 0 / 0

@@ -45,6 +45,8 @@ struct few_work {
     void *c;
     int64_t c_rs, c_cs;
     few_block_fn block;
+    int64_t first;         // the number of columns of the products before this one
+    const few_work *next;  // another product with the same x; NULL: none
 };
 
 #define SIZE_OF(dtype, REAL) \
@@ -117,13 +119,15 @@ static few_block_fn block_of(int dtype)
 
 static void few_task(void *arg, int64_t first, int64_t last, int64_t unused)
 {
-    const few_work *f = arg;
     (void)unused;
-    for (int64_t j = first / f->k, stop = last / f->k; j < stop; j += BLOCK)
-        f->block(f, j, stop - j < BLOCK ? stop - j : BLOCK);
+    for (const few_work *f = arg; f; f = f->next) {
+        int64_t j = first / f->k - f->first, stop = last / f->k - f->first;
+        if (stop > f->n) stop = f->n;
+        for (j = j > 0 ? j : 0; j < stop; j += BLOCK) f->block(f, j, stop - j < BLOCK ? stop - j : BLOCK);
+    }
 }
 
-// Computes f, of which everything but x_last and block is set.
+// Computes f and the products after it, of which everything but x_last, block and first is set.
 static void run_few(few_work *f)
 {
     char last[FEW_ROWS * 64] __attribute__((aligned(64))) = { 0 };
@@ -132,8 +136,12 @@ static void run_few(few_work *f)
         memcpy(last + i * 64, (const char *)f->x + (i * f->x_rs + f->k - rest) * size, (size_t)(rest * size));
     f->x_last = last;
     f->block = block_of(f->w_dtype);
-    int64_t columns = (SHARE / f->k / BLOCK + 1) * BLOCK;
-    ms__parallel(f->n * f->k, columns * f->k, few_task, f);
+    int64_t columns = (SHARE / f->k / BLOCK + 1) * BLOCK, n = f->n;
+    for (few_work *g = (few_work *)f->next; g; g = (few_work *)g->next) {
+        g->x = f->x, g->x_rs = f->x_rs, g->x_group = f->x_group, g->x_last = last, g->block = f->block, g->first = n;
+        n += g->n;
+    }
+    ms__parallel(n * f->k, columns * f->k, few_task, f);
 }
 
 // Whether dot products are the fastest way for `rows` rows.
@@ -193,12 +201,14 @@ static void pack_x(const few_work *f, const ms_matrix *x, char *packed, char *ro
     }
 }
 
-ms_status ms__gemm_few(const ms_gemm *g)
+// Computes the product g, and those of the list that begins at `next`, if that is not NULL.
+static ms_status few_products(const ms_gemm *g, few_work *next)
 {
     few_work f = { 0 };
     ms_matrix x = { 0 };
     ms_block *copy = NULL;
     few_of(g, &f, &x);
+    f.next = next;
     int64_t size = ms__dtype_size(g->dtype), to = g->dtype == MS_F64 ? 8 : 4, lanes = 64 / to;
     f.x = x.data;
     f.x_rs = x.rs;
@@ -218,5 +228,21 @@ ms_status ms__gemm_few(const ms_gemm *g)
     }
     run_few(&f);
     if (copy) ms__free(copy);
+    return MS_OK;
+}
+
+ms_status ms__gemm_few(const ms_gemm *g) { return few_products(g, NULL); }
+
+ms_status ms__gemm_parts(const ms_gemm *g, int n)
+{
+    few_work rest[MS_GEMM_PARTS];
+    ms_matrix x;
+    bool few = n > 1 && g->m <= FEW_ROWS;
+    for (int k = 0; k < n && few; k++) {
+        few = few_of(&g[k], &rest[k], &x);
+        if (k) rest[k - 1].next = &rest[k];
+    }
+    if (few) return few_products(g, &rest[1]);
+    for (int k = 0; k < n; k++) MS_TRY(ms__gemm(&g[k]));
     return MS_OK;
 }

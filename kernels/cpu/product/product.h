@@ -31,6 +31,9 @@ static inline ms_gemm ms__gemm_of(const char *what, int dtype, int64_t m, int64_
     return (ms_gemm) { .what = what, .dtype = dtype, .m = m, .n = n, .k = k, .c_rs = n };
 }
 ms_status ms__gemm(const ms_gemm *g);
+// Up to MS_GEMM_PARTS products with the same A and k, of one dtype. Few rows are divided among the threads once.
+enum { MS_GEMM_PARTS = 4 };
+ms_status ms__gemm_parts(const ms_gemm *g, int n);
 
 // The function that computes g: ms__gemm, or for small products in float32 and float64 what ms__gemm would call.
 typedef ms_status (*ms_gemm_fn)(const ms_gemm *g);

@@ -10,7 +10,7 @@
 #define MS_CPU_LAYERS(X)                                                                                     \
     X(softmax) X(softmax_backward) X(log_softmax) X(log_softmax_backward)                                    \
     X(layer_norm) X(layer_norm_backward) X(rms_norm) X(rms_norm_backward)                                    \
-    X(add_layer_norm) X(add_rms_norm)                                                                        \
+    X(add_layer_norm) X(add_rms_norm) X(rotary)                                                              \
     X(cross_entropy) X(cross_entropy_backward) X(mse_loss) X(mse_loss_backward)                              \
     X(linear_cross_entropy) X(linear_cross_entropy_backward)                                                 \
     X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \

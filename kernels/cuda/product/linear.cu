@@ -5,6 +5,7 @@
 #define PRODUCT product
 #define PRODUCT_OF product_of
 #define MULTIPLY(y, p) ms__cuda_product(index_of(y), p)
+#define MULTIPLY_PARTS multiply_parts
 #define ADD_ROWS(g, rows, rs, out) ms__cuda_column_sum(g, (g)->numel ? rows : 0, rs, out)
 #define ACCUMULATE(p, on) ((p).add = (on))
 #define MULTIPLY_AND_ADD_ROWS multiply_and_add_rows
@@ -14,6 +15,11 @@ static ms_status multiply_and_add_rows(const ms_tensor *y, product *p, const ms_
     ms_status st = ms__cuda_product(index_of(y), p);
     *summed = p->summed;
     return st;
+}
+static ms_status multiply_parts(const ms_tensor *y, product *p, int n)
+{
+    for (int k = 0; k < n; k++) MS_TRY(ms__cuda_product(index_of(y), &p[k]));
+    return MS_OK;
 }
 #include "rows/linear_body.h"
 
@@ -166,4 +172,4 @@ static ms_status run_gelu_mlp_backward(ms_call *c)
 extern const ms_cuda_kernel ms__cuda_product_rows[];
 #define ROW(name) { #name, run_##name },
 const ms_cuda_kernel ms__cuda_product_rows[] = { ROW(linear) ROW(linear_backward) ROW(matmul) ROW(gelu_mlp)
-                                                     ROW(gelu_mlp_backward) { NULL, NULL } };
+                                                     ROW(gelu_mlp_backward) ROW(linear_parts) { NULL, NULL } };

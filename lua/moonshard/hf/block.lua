@@ -15,7 +15,7 @@ local nn = require "moonshard.nn"
 local rotary = require "moonshard.hf.rotary"
 local scope = require "moonshard.tensor.scope"
 
-local F = nn.F
+local F, parts = nn.F, nn.Linear._parts
 local M = {}
 
 ---@class HFBlockOptions
@@ -99,13 +99,23 @@ end
 -- [B, T, H D] -> [B, H, T, D]
 local function split(x, heads, D) return x:reshape(x:size(1), x:size(2), heads, D):transpose(2, 3) end
 
-local function project(self, x)
+-- Queries, keys and values, turned by their positions.
+local function project(self, x, turns)
   local H, K, D = self.heads, self.kv_heads, self.head_dim
-  if not self.qkv then return split(self.q(x), H, D), split(self.k(x), K, D), split(self.v(x), K, D) end
-  local all = self.qkv(x)
-  if H == K then return F.split_heads(all, H) end
-  return split(all:narrow(3, 1, H * D), H, D), split(all:narrow(3, H * D + 1, K * D), K, D),
-    split(all:narrow(3, (H + K) * D + 1, K * D), K, D)
+  local all, q, k, v = self.qkv and self.qkv(x) or parts(x, { self.q, self.k, self.v })
+  if not all then
+    q, k, v = split(self.q(x), H, D), split(self.k(x), K, D), split(self.v(x), K, D)
+  elseif H == K and not turns then
+    q, k, v = F.split_heads(all, H)
+  else
+    all = split(all, H + 2 * K, D)
+    v = all:narrow(2, H + K + 1, K)
+    if turns and not self.q_norm then all, turns = rotary.turn(all:narrow(2, 1, H + K), turns), nil end
+    q, k = all:narrow(2, 1, H), all:narrow(2, H + 1, K)
+  end
+  if turns then return rotary.turn(q, turns, self.q_norm), rotary.turn(k, turns, self.k_norm), v end
+  if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
+  return q, k, v
 end
 
 -- The keys and values of cross-attention, which a cache computes once.
@@ -123,9 +133,7 @@ function Attention:forward(x, call)
     q = split(self.q(x), self.heads, self.head_dim)
     k, v = memory_of(self, call)
   else
-    q, k, v = project(self, x)
-    if self.q_norm then q, k = self.q_norm(q), self.k_norm(k) end
-    if call.turns then q, k = rotary.turn(q, call.turns), rotary.turn(k, call.turns) end
+    q, k, v = project(self, x, call.turns)
     if call.cache then k, v = call.cache:update(self.layer, k, v, self.window) end
   end
   local mask, S, causal = see.attn_mask, k:size(3), see.is_causal
@@ -160,8 +168,8 @@ end
 -- The inner values of the MLP.
 local function inner_of(self, x)
   local act = activations[self.act]
-  if self.gate_up then
-    local both = self.gate_up(x)
+  local both = self.gate_up and self.gate_up(x) or self.gate and parts(x, { self.gate, self.up })
+  if both then
     local n = both:size(-1) / 2
     return act(both:narrow(-1, 1, n)) * both:narrow(-1, n + 1, n)
   end

@@ -4,8 +4,9 @@
 --- computed once and shared by all layers.
 local create = require "moonshard.tensor.create"
 local Config = require "moonshard.hf.config"
+local nn = require "moonshard.nn"
+local ops = require "moonshard.nn.ops"
 local opts = require "moonshard.core.opts"
-local shape = require "moonshard.tensor.shape"
 
 local M = {}
 
@@ -118,7 +119,7 @@ end
 
 -- ---- calls ---------------------------------------------------------------------------------------
 
---- The cosines and sines of positions, in float32 and then in the model's dtype, as transformers computes them.
+--- The cosines and sines of positions, computed in float32 and rounded to the model's dtype, as in transformers.
 ---@param rates table  from `rates`
 ---@param positions Tensor  int64 [T], or [B, T]
 ---@param dtype string
@@ -130,18 +131,19 @@ function M.table(rates, positions, dtype, last)
   if angles.ndim == 3 then angles = angles:unsqueeze(2) end
   local cos, sin = angles:cos(), angles:sin()
   if rates.scale ~= 1 then cos, sin = cos * rates.scale, sin * rates.scale end
-  return { cos = cos:to(dtype), sin = sin:to(dtype) }
+  return { cos = cos:to(dtype):to(kind.dtype), sin = sin:to(dtype):to(kind.dtype) }
 end
 
 --- Turns the first features of queries or keys, of which i and i + d / 2 form a pair.
 ---@param x Tensor  [B, H, T, D]
 ---@param at { cos: Tensor, sin: Tensor }
+---@param norm? Module  of the features, which goes before; an RMSNorm is computed in the same pass
 ---@return Tensor
-function M.turn(x, at)
-  local half, rest = at.cos:size(-1), nil
-  if 2 * half < x:size(-1) then rest = x:narrow(-1, 2 * half + 1, x:size(-1) - 2 * half) end
-  local a, b = x:narrow(-1, 1, half), x:narrow(-1, half + 1, half)
-  return shape.cat({ a * at.cos - b * at.sin, b * at.cos + a * at.sin, rest }, -1)
+function M.turn(x, at, norm)
+  if norm and (getmetatable(norm) ~= nn.RMSNorm or norm._hooked or norm.weight.dtype ~= x.dtype) then
+    x, norm = norm(x), nil
+  end
+  return ops.rotary(x, at.cos, at.sin, norm and norm.weight, norm and norm.eps)
 end
 
 return M

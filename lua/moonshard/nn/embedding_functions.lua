@@ -88,18 +88,11 @@ function M.rotary_embedding(x, given)
     local rates = (create.arange(half, kind) * (-math.log(o.base) / half)):exp()
     local angles = (create.arange(T, kind) + o.offset):unsqueeze(2) * rates
     local cos, sin = angles:cos(), angles:sin()
-    local a, b
-    if o.interleaved then
-      sizes[#sizes], sizes[#sizes + 1] = half, 2
-      local parts = x:reshape(sizes):split(1, -1)
-      a, b = parts[1]:squeeze(-1), parts[2]:squeeze(-1)
-    else
-      local parts = x:split(half, -1)
-      a, b = parts[1], parts[2]
-    end
-    local first, second = a * cos - b * sin, b * cos + a * sin
-    local y = o.interleaved and shape.stack({ first, second }, -1):reshape(x.shape) or shape.cat({ first, second }, -1)
-    return y:to(x.dtype)
+    if not o.interleaved then return ops.rotary(x, cos, sin) end
+    sizes[#sizes], sizes[#sizes + 1] = half, 2
+    local parts = x:reshape(sizes):split(1, -1)
+    local a, b = parts[1]:squeeze(-1), parts[2]:squeeze(-1)
+    return shape.stack({ a * cos - b * sin, b * cos + a * sin }, -1):reshape(x.shape):to(x.dtype)
   end)
 end
 

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Linear and Identity.
+local engine = require "moonshard.core.ffi"
 local affine = require "moonshard.nn.affine"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
@@ -34,6 +35,24 @@ local linear = ops.linear
 function Linear:forward(x)
   local slots = self._slots
   return linear(x, slots.weight, slots.bias)
+end
+
+local state, linear_parts = engine.state, ops.linear_parts
+
+-- The results of up to 4 plain layers on one input side by side, in one call; nil if they must be called one by one,
+-- for their gradients, hooks or adapters.
+---@param x Tensor
+---@param layers Module[]
+---@return Tensor?
+function Linear._parts(x, layers)
+  if state.grad_mode ~= 0 then return nil end
+  local slots = {}
+  for k = 1, #layers do
+    local m = layers[k]
+    slots[k] = rawget(m, "_slots")
+    if getmetatable(m) ~= Linear or m._hooked or slots[k].forward or slots[k].weight.id < 0 then return nil end
+  end
+  return linear_parts(x, slots)
 end
 
 function Linear:extra_repr() return ("%d -> %d%s"):format(self.size_in, self.size_out, self.bias and ", bias" or "") end

@@ -17,6 +17,7 @@ local op_linear, op_gelu, op_dropout, op_embedding = op "linear", op "gelu", op 
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
   op "log_softmax"
 local op_gelu_mlp, op_int8_linear = op "gelu_mlp", op "int8_linear"
+local op_linear_parts, op_rotary, op_rms_norm_rotary = op "linear_parts", op "rotary", op "rms_norm_rotary"
 local op_add_layer_norm, op_add_rms_norm = op "add_layer_norm", op "add_rms_norm"
 local op_batch_norm, op_batch_norm_stats = op "batch_norm", op "batch_norm_stats"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
@@ -27,6 +28,27 @@ local state, drop_id = engine.state, engine.lib.ms_drop
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do M[name] = fn end
 
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
+
+-- The results of up to 4 linear layers side by side, in one call. layers: their slots.
+function M.linear_parts(x, layers)
+  local n = #layers
+  a_in[0] = id_of(x, "linear")
+  for k = 1, n do
+    local slots = layers[k]
+    a_in[k], a_in[n + k] = id_of(slots.weight, "linear", "weight"), slots.bias and id_of(slots.bias, "linear", "bias") or 0
+  end
+  args.n_in, args.n_i, args.n_f, a_i[0] = 2 * n + 1, 1, 0, n
+  return wrap(call_args(op_linear_parts, x))
+end
+
+-- Turns pairs of features. w, eps: of an RMSNorm that goes before; nil without.
+function M.rotary(x, cos, sin, w, eps)
+  a_in[0], a_in[1], a_in[2] = id_of(x, "rotary"), id_of(cos, "rotary", "cosines"), id_of(sin, "rotary", "sines")
+  args.n_in, args.n_i, args.n_f, a_i[0] = 3, 1, 0, 0
+  if w == nil then return wrap(call_args(op_rotary, x, cos, sin)) end
+  a_in[3], args.n_in, args.n_f, a_f[0] = id_of(w, "rotary", "weight"), 4, 1, eps
+  return wrap(call_args(op_rms_norm_rotary, x, cos, sin, w))
+end
 
 function M.int8_linear(x, w, scale, b)
   a_in[0], a_in[1] = id_of(x, "int8_linear"), id_of(w, "int8_linear", "weight")
