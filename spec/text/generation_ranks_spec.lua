@@ -48,6 +48,25 @@ ranks.describe(2, "generate over 2 ranks #mpi", function(rank)
     end
   end
 
+  it("gives each rank the tokens of one process: an encoder and a decoder", function()
+    local function sharded(model)
+      for _, part in ipairs { model.encoder, model.decoder } do
+        for _, layer in ipairs(part.layers) do ms.fsdp.fully_shard(layer) end
+      end
+      return ms.fsdp.fully_shard(model)
+    end
+    local whole, model = load "t5", sharded(load "t5")
+    local inputs = (ms.arange(0, 6 + 6 * rank, { dtype = "int64" }) * 5 + 1):remainder(32):reshape(1 + rank, 6)
+    local mask = ms.ones({ 1 + rank, 6 }, { dtype = "int64" })
+    mask:narrow(2, 5, 2):narrow(1, 1, 1):zero_()
+    for run, o in ms.sorted_pairs(runs) do
+      o.attention_mask = mask
+      local _, want = whole:generate(inputs, o)
+      local _, got = model:generate(inputs, o)
+      assert.are.same(want, got, run)
+    end
+  end)
+
   it("raises on all ranks if one of them fails", function()
     local model = ways.fully_shard(load "gpt2")
     local ok, err = pcall(model.generate, model, texts, { max_new_tokens = 3, top_k = rank == 1 and -1 or nil })

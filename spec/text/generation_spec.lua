@@ -15,8 +15,12 @@ local function model_of(name)
   return model, cases[name]
 end
 
--- The new tokens of a result, padded as transformers pads them.
-local function tail(ids) return ids:narrow(2, S + 1, ids:size(2) - S):tolist() end
+-- What the encoder of a model reads, or the ids that others continue; and options of the call.
+local function source_of(name)
+  if name ~= "whisper" then return folders.ids(S), {} end
+  return folders.wave(78, { 2, 8, 24 }), { decoder_ids = ms.tensor({ { 1, 5 }, { 1, 9 } }, { dtype = "int64" }) }
+end
+local PROMPT = { t5 = 1, whisper = 2 }
 
 describe("generate", function()
   local mask = ms.ones({ 2, S }, { dtype = "int64" })
@@ -38,14 +42,41 @@ describe("generate", function()
       }
       for run, o in ms.sorted_pairs(runs) do
         o.eos_token_id, o.pad_token_id = o.eos_token_id or NONE, 31
-        assert.are.same(case.texts[run], tail(model:generate(folders.ids(S), o)), run)
+        local inputs, more = source_of(name)
+        for key, value in pairs(more) do o[key] = value end
+        if name == "whisper" then o.attention_mask = nil end             -- no frame is padding
+        local ids, prompt = model:generate(inputs, o), PROMPT[name] or S
+        assert.are.same(case.texts[run], ids:narrow(2, prompt + 1, ids:size(2) - prompt):tolist(), run)
       end
+      if PROMPT[name] then return end
       -- The same without a cache.
       local o = { max_new_tokens = 12, eos_token_id = NONE, use_cache = false }
       local _, new = model:generate(folders.ids(S), o)
       for r, row in ipairs(new) do assert.are.same({ unpack(case.texts.greedy[r], 1, 12) }, row) end
     end)
   end
+end)
+
+describe("generate of an encoder and a decoder", function()
+  it("draws by the seed, and says what is wrong", function()
+    local model = model_of "t5"
+    local o = { max_new_tokens = 6, temperature = 1, seed = 3, num_return_sequences = 2, eos_token_id = NONE }
+    local ids, a = model:generate(folders.ids(S), o)
+    assert.are.same({ 4, 7 }, { unpack(ids.shape) })
+    assert.are.same(a, select(2, model:generate(folders.ids(S), o)))
+    assert.are_not.same(a[1], a[2])
+    local speech, more = source_of "whisper"
+    more.max_new_tokens = 63
+    for text, call in pairs {
+      ["token ids %[2, T%]"] = { model, folders.ids(S), { decoder_ids = ms.ones(1, 2) } },
+      ["use_cache = true"] = { model, folders.ids(S), { use_cache = false } },
+      ["65 positions .* 64"] = { model_of "whisper", speech, more },
+    } do
+      local ok, message = pcall(model.generate, unpack(call))
+      assert.is_false(ok)
+      assert.matches(text, message)
+    end
+  end)
 end)
 
 -- After id k comes k + 1 (of 8) or, with a small probability, k + 2; whatever the cache.

@@ -3,16 +3,19 @@
 ---
 ---   local loss = model(inputs, { labels = labels })               -- int64 [B, T]; -100: none
 ---   local logits, memory = model(inputs, { decoder_ids = ids })   -- [B, T, vocab], and the encoder's result [B, S, C]
+---   local ids, new = model:generate(inputs, { num_beams = 4 })
 ---   local logits = model(nil, { memory = memory, decoder_ids = next, cache = cache, last = 1 })
 --- The decoder begins with config.decoder_start_token_id, which labels get put before them. Other options:
 ---   attention_mask          [B, S], 0 where the inputs are padded; also beside `memory`
 ---   decoder_attention_mask  [B, positions of the cache and T]
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local generation = require "moonshard.text.generation"
 local masks = require "moonshard.hf.masks"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local shape = require "moonshard.tensor.shape"
+local is_tensor = require("moonshard.tensor").is_tensor
 
 local options = {
   attention_mask = opts.any, decoder_ids = opts.any, decoder_attention_mask = opts.any, labels = opts.any,
@@ -50,6 +53,39 @@ function Seq2Seq:forward(inputs, given)
   local logits = self:logits(x)
   if not o.labels then return logits, memory end
   return nn.F.cross_entropy(logits:flatten(1, 2), o.labels:reshape(-1)), memory
+end
+
+Seq2Seq._forwarding = { generate = true }
+
+--- Generates what the decoder says to inputs: the options are those of text.generate, and two more. The decoder begins
+--- with config.decoder_start_token_id. The encoder runs once, and so do the keys and values of cross-attention.
+---@param inputs Tensor|integer[][]  what the encoder reads: ids [B, S], of T5 also a list of token lists of one length;
+---   of Whisper, features [B, bins, frames]
+---@param given? GenerateOptions  the options of text.generate; decoder_ids: [B, T], what the decoder begins with
+---   instead, such as Whisper's tokens of language and task; attention_mask: [B, S], 0 where the inputs are padded
+---@return Tensor ids  int64 [B * num_return_sequences, T + new], padded on the right
+---@return integer[][] new  the new tokens of each row
+function Seq2Seq:generate(inputs, given)
+  local o, rest = self.options, {}
+  for key, value in pairs(given or {}) do rest[key] = value end
+  local ids, mask = rest.decoder_ids, rest.attention_mask
+  rest.decoder_ids, rest.attention_mask = nil, nil
+  if not is_tensor(inputs) then
+    opts.need(opts.is_plain(inputs) and #inputs > 0, inputs, "a tensor, or a list of lists of ids", "generate: the inputs")
+    inputs = create.tensor(inputs, { dtype = "int64" })
+  end
+  if mask then opts.need(is_tensor(mask), mask, "a tensor [B, S]", "generate: option 'attention_mask'") end
+  local B = inputs:size(1)
+  ids = ids or create.full({ B, 1 }, o.start, { dtype = "int64", device = inputs.device })
+  if not is_tensor(ids) or ids.ndim ~= 2 or ids:size(1) ~= B then
+    opts.wrong(ids, ("token ids [%d, T], a row for each input"):format(B), "generate: option 'decoder_ids'")
+  end
+  local saved = type(self.generation_config) == "table" and self.generation_config.max_new_tokens
+  local last = ids:size(2) + (tonumber(rest.max_new_tokens or saved) or 20)
+  if o.context and last > o.context then
+    errors.raise("generate: %d positions are more than the model has, %d; give less max_new_tokens", last, o.context)
+  end
+  return generation._generate_from({ inputs = inputs, mask = mask }, self, ids, rest)
 end
 
 return Seq2Seq

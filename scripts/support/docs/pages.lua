@@ -335,6 +335,7 @@ return {
     sections = {
       section("Functions", "hf.", ms.hf),
       section("Methods of HFCausalLM", "HFCausalLM:", methods_of(causal_model), "forward generate stream"),
+      section("Methods of HFSeq2Seq", "HFSeq2Seq:", require "moonshard.hf.seq2seq", "generate"),
     },
   },
   {

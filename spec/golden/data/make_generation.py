@@ -6,7 +6,7 @@ import json, os, sys, tempfile
 import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
-from hf_values import filled
+from hf_values import filled, values
 
 here = os.path.dirname(os.path.abspath(__file__))
 out = os.path.join(sys.argv[1] if len(sys.argv) > 1 else here, "generation.json")
@@ -24,6 +24,16 @@ CASES = {
     "gemma2": (T.Gemma2ForCausalLM, T.Gemma2Config, SMALL | dict(
         head_dim=4, sliding_window=6, query_pre_attn_scalar=8, attn_logit_softcapping=1.5, final_logit_softcapping=2.0)),
 }
+T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=10,
+          decoder_start_token_id=0)
+WHISPER = dict(vocab_size=VOCAB, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=24,
+               decoder_ffn_dim=20, max_source_positions=12, max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+               begin_suppress_tokens=None)
+# Models of an encoder and a decoder, with what the encoder reads.
+CASES |= {
+    "t5": (T.T5ForConditionalGeneration, T.T5Config, T5, "ids"),
+    "whisper": (T.WhisperForConditionalGeneration, T.WhisperConfig, WHISPER, "features"),
+}
 # Options of generate by name; "eos" is the token that the case's greedy text has most often, so that texts end.
 RUNS = {
     "greedy": dict(max_new_tokens=50),
@@ -36,7 +46,7 @@ RUNS = {
 }
 
 
-def case(cls, config, options):
+def case(cls, config, options, reads=None):
     x = (torch.arange(B * S).reshape(B, S) * 7 + 3) % VOCAB
     mask = torch.ones_like(x)
     mask[0, :3] = 0
@@ -51,6 +61,10 @@ def case(cls, config, options):
         def run(**o):
             o = dict(do_sample=False, eos_token_id=None, pad_token_id=31, attention_mask=torch.ones_like(x)) | o
             with torch.no_grad():
+                if reads == "ids": return model.generate(x, **o)[:, 1:].tolist()
+                if reads:  # Whisper's own generate adds rules for speech
+                    start = torch.tensor([[1, 5], [1, 9]])
+                    return T.GenerationMixin.generate(model, values(78, B * 8 * 24).reshape(B, 8, 24).float(), **o | dict(attention_mask=None, decoder_input_ids=start))[:, 2:].tolist()
                 return model.generate(x, **o)[:, S:].tolist()
 
         texts = {"greedy": run(**RUNS["greedy"])}

@@ -133,10 +133,11 @@ end
 -- ---- generating ---------------------------------------------------------------------------------
 
 -- What a generation works on. The rows are texts; those of num_return_sequences follow each other.
-local function begin(who, model, ids, given, groups, cache)
+local function begin(who, model, ids, given, groups, cache, source)
   local o = complete(who, model, given)
+  if source and not o.use_cache then errors.raise("%s: an encoder-decoder needs use_cache = true", who) end
   local rows, device = rows_of(who, ids, o.attention_mask)
-  return steps.new { model = model, o = o, rows = rows, device = device, groups = groups,
+  return steps.new { model = model, o = o, rows = rows, device = device, groups = groups, source = source,
     cache = o.use_cache and (cache or caches.new()) or nil, own_cache = cache == nil }
 end
 
@@ -191,8 +192,8 @@ local function result_of(run, rows, one)
   return create.tensor(one and #out == 1 and out[1] or out, { dtype = "int64", device = run.device }), new
 end
 
-local function generate(model, ids, given, groups)
-  local run = begin("generate", model, ids, given, groups)
+local function generate(model, ids, given, groups, source)
+  local run = begin("generate", model, ids, given, groups, nil, source)
   return evaluating(model, model:modules(), function()
     local rows
     if run.o.num_beams > 1 then
@@ -238,6 +239,13 @@ function M.generate(model, ids, given)
   local groups = agree.groups_of(model)
   if #groups == 0 then return generate(model, ids, given, groups) end
   return agree.together(groups, generate, model, ids, given, groups)
+end
+
+-- Generates with an encoder-decoder. ids: what the decoder begins with; source: { inputs, mask }.
+function M._generate_from(source, model, ids, given)
+  local groups = agree.groups_of(model)
+  if #groups == 0 then return generate(model, ids, given, groups, source) end
+  return agree.together(groups, generate, model, ids, given, groups, source)
 end
 
 -- Streams a text. cache: nil, or that of an earlier call, whose tokens the text begins with.

@@ -11,6 +11,7 @@ local M = {}
 ---@field o table  options of generate
 ---@field rows table[]  of rows.lua
 ---@field cache Cache?  nil: the model is given all tokens each time
+---@field source table?  of an encoder-decoder: { inputs, mask }, what the encoder reads
 ---@field groups Group[]  of the ranks that generate together
 ---@field done boolean  this rank needs no further token
 local Steps = {}
@@ -43,6 +44,24 @@ local function tails(rows, from, most)
     lists[r] = list
   end
   return lists
+end
+
+-- Calls the model. That of an encoder-decoder reads its source at the first call, and remembers what it made of it.
+local function call(self, ids, o)
+  local source = self.source
+  if not source then return self.model(ids, o) end
+  local logits, memory = self.model(not source.memory and source.inputs or nil, { memory = source.memory,
+    attention_mask = source.mask, decoder_ids = ids, cache = o.cache, last = o.last })
+  if not source.memory then source.memory = memory:keep() end
+  return logits
+end
+
+-- A call whose result is not needed, on a rank that is done.
+local function accompany(self)
+  local source, ids = self.source, create.zeros({ 1, 1 }, { dtype = "int64", device = self.device })
+  if not source then return self.model(ids) end
+  return self.model(nil, { memory = source.memory:narrow(1, 1, 1), decoder_ids = ids,
+    attention_mask = source.mask and source.mask:narrow(1, 1, 1) })
 end
 
 -- The logits of the next token by a model without a cache: [rows, V]. Padding on the right changes nothing in a causal
@@ -108,13 +127,20 @@ local function forward(self)
   end
   self.started = true
   local mask = self.pads and self:mask_of(cache.length + T) or nil
-  return self.model(ids, { cache = cache, last = 1, attention_mask = mask, positions = positions }):select(2, 1)
+  return call(self, ids, { cache = cache, last = 1, attention_mask = mask, positions = positions }):select(2, 1)
 end
 
 -- Makes row r a copy of the former row from[r], in the cache, too.
 ---@param from integer[]
 function Steps:reorder(from)
   if self.cache then self.cache:reorder(from) end
+  local source = self.source
+  if source and source.mask then
+    local rows = create.tensor(from, { dtype = "int64", device = self.device }) - 1
+    local mask = source.mask:index_select(1, rows):keep()
+    if source.own_mask then source.mask:release() end
+    source.mask, source.own_mask = mask, true
+  end
   if self.pads then
     local pads = {}
     for r, k in ipairs(from) do pads[r] = self.pads[k] end
@@ -168,7 +194,7 @@ function Steps:step(choose)
         return choose(logits:contiguous())
       end)
     end
-    scope(function() self.model(create.zeros({ 1, 1 }, { dtype = "int64", device = self.device })) end)
+    scope(function() accompany(self) end)
   end
 end
 
@@ -176,6 +202,9 @@ end
 function Steps:close()
   self:forget()
   if self.cache and self.own_cache then self.cache:release() end
+  local source = self.source
+  if source and source.memory then source.memory:release() end
+  if source and source.own_mask then source.mask:release() end
 end
 
 return M
