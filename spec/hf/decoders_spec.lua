@@ -107,3 +107,12 @@ describe("a causal model of transformers", function()
     end
   end
 end)
+
+describe("rotary positions", function()
+  it("are those of float32 where mixed precision has rounded the cosines", function()
+    local rotary = require "moonshard.hf.rotary"
+    local x, angles = ms.randn(1, 2, 5, 8):bfloat16(), ms.rand(5, 4)
+    local at = { cos = angles:cos():bfloat16(), sin = angles:sin():bfloat16() }
+    assert.is_true(rotary.turn(x, at):equal(rotary.turn(x, { cos = at.cos:float(), sin = at.sin:float() })))
+  end)
+end)

@@ -25,35 +25,70 @@ struct rotary_call {
     void *y, *stats;
 };
 
+// Angles j to j + WIDE of a row's `half`, which begin at `from`.
+template <class T>
+static __device__ __forceinline__ void read_angles(int dtype, const void *from, int64_t at, int64_t j, int64_t half,
+                                                   T *v)
+{
+    if (dtype == MS_F64) {
+        double wide[WIDE];
+        read_pack((const double *)from + at, j, half, 0.0, wide);
+        for (int e = 0; e < WIDE; e++) v[e] = (T)wide[e];
+    } else {
+        float narrow[WIDE];
+        read_pack((const float *)from + at, j, half, 0.0f, narrow);
+        for (int e = 0; e < WIDE; e++) v[e] = narrow[e];
+    }
+}
+// Multiplies elements j to j + WIDE of n by rstd and their weights.
+template <class S>
+static __device__ __forceinline__ void scale_by(const S *w, real_of<S> rstd, int64_t j, int64_t n, real_of<S> *v)
+{
+    real_of<S> f[WIDE];
+    read_pack(w, j, n, (real_of<S>)0, f);
+    for (int e = 0; e < WIDE; e++) v[e] = v[e] * rstd * f[e];
+}
+
 template <class S> __global__ void rotary_kernel(rotary_call p, int width)
 {
     typedef real_of<S> T;
     __shared__ T shared[WARPS];
     int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, n = p.q.n, half = p.q.half;
-    int lane = threadIdx.x % width;
+    int64_t first = (int64_t)(threadIdx.x % width) * WIDE, step = (int64_t)width * WIDE;
     if (row >= p.q.rows) return;
     const S *x = (const S *)p.x + ms_rotary_start(&p.q, row), *w = (const S *)p.w;
     S *y = (S *)p.y + row * n;
-    T rstd = 1;
+    T rstd = 1, a[WIDE], b[WIDE], c[WIDE], s[WIDE];
     if (w) {
         T sum = 0;
-        for (int64_t j = lane; j < n; j += width) sum += one_of(x + j) * one_of(x + j);
-        rstd = 1 / sqrt_of(group_sum(sum, width, shared) / (T)n + (T)p.eps);
-        if (p.stats && lane == 0) ((T *)p.stats)[2 * row] = 0, ((T *)p.stats)[2 * row + 1] = rstd;
-    }
-    int64_t at = ms_rotary_angles(&p.q, row);
-    for (int64_t j = lane; j < n - half; j += width) {
-        bool pair = j < half;
-        int64_t k = pair ? j : j + half;  // the rest begins behind the pairs
-        T a = one_of(x + k), b = pair ? one_of(x + j + half) : a;
-        if (w) a = a * rstd * one_of(w + k), b = pair ? b * rstd * one_of(w + j + half) : a;
-        if (!pair) {
-            store_one(y + k, a);
-            continue;
+        for (int64_t j = first; j < n; j += step) {
+            read_pack(x, j, n, (T)0, a);
+            for (int e = 0; e < WIDE; e++) sum += a[e] * a[e];
         }
-        T c = load<T>(p.angles, p.cos, at + j), s = load<T>(p.angles, p.sin, at + j) * (T)p.sign;
-        store_one(y + j, first_of(a, b, c, s));
-        store_one(y + j + half, second_of(a, b, c, s));
+        rstd = 1 / sqrt_of(group_sum(sum, width, shared) / (T)n + (T)p.eps);
+        if (p.stats && first == 0) ((T *)p.stats)[2 * row] = 0, ((T *)p.stats)[2 * row + 1] = rstd;
+    }
+    int64_t at = ms_rotary_angles(&p.q, row), rest = n - 2 * half;
+    for (int64_t j = first; j < half; j += step) {
+        read_two(x, x + half, j, half, a, b);
+        read_angles(p.angles, p.cos, at, j, half, c);
+        read_angles(p.angles, p.sin, at, j, half, s);
+        if (w) {
+            scale_by(w, rstd, j, half, a);
+            scale_by(w + half, rstd, j, half, b);
+        }
+        for (int e = 0; e < WIDE; e++) {
+            T one = a[e], two = b[e], turn = s[e] * (T)p.sign;
+            a[e] = first_of(one, two, c[e], turn);
+            b[e] = second_of(one, two, c[e], turn);
+        }
+        write_pack(y, j, half, a);
+        write_pack(y + half, j, half, b);
+    }
+    for (int64_t j = first; j < rest; j += step) {
+        read_pack(x + 2 * half, j, rest, (T)0, a);
+        if (w) scale_by(w + 2 * half, rstd, j, rest, a);
+        write_pack(y + 2 * half, j, rest, a);
     }
 }
 

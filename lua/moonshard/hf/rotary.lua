@@ -143,7 +143,10 @@ function M.turn(x, at, norm)
   if norm and (getmetatable(norm) ~= nn.RMSNorm or norm._hooked or norm.weight.dtype ~= x.dtype) then
     x, norm = norm(x), nil
   end
-  return ops.rotary(x, at.cos, at.sin, norm and norm.weight, norm and norm.eps)
+  local cos, sin = at.cos, at.sin
+  -- Mixed precision of FSDP casts what a layer is called with.
+  if cos.dtype == "bfloat16" or cos.dtype == "float16" then cos, sin = cos:float(), sin:float() end
+  return ops.rotary(x, cos, sin, norm and norm.weight, norm and norm.eps)
 end
 
 return M
