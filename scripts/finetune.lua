@@ -18,7 +18,7 @@ local OPTIONS = {
   "JSON lines of prompt and completion, messages, or text (.jsonl); of prompt, chosen and rejected for --dpo; or plain text" },
   { "validation", "path", nil, "a file like --data to validate on (default: every twentieth example of --data)" },
   { "chat", "text", nil, "the format of messages, such as chatml or llama3 (default: what the tokenizer's files say)" },
-  { "epochs", "count", 1, "times that each example is seen" },
+  { "epochs", "count", 1, "times that each example is seen, rounded up to whole steps" },
   { "steps", "count", nil, "optimizer steps, in place of --epochs" },
   { "length", "count", 512, "tokens of a row, into which several examples are packed" },
   { "batch", "count", 8, "rows per step, over all ranks; pairs with --dpo" },

@@ -70,4 +70,31 @@ describe("adapters of PEFT", function()
     local text = message(ms.hf.load_adapter, model, keep(folders.adapter(cases.llama)))
     assert.is_truthy(text:find("the model has no layer for 'base_model.model.model.layers.0", 1, true), text)
   end)
+
+  it("are refused if a layer is missing or a number is not finite", function()
+    local model = ms.hf.load(keep((folders.make "llama")))
+    local folder = keep(folders.adapter(cases.llama))
+    local path = folder .. "/adapter_model.safetensors"
+    local all, names = ms.load(path), {}
+    for name in ms.sorted_pairs(all) do names[#names + 1] = name end
+    local layer = names[1]:match "^(.*)lora_[AB]"
+    for gone, text in pairs { ["lora_B"] = "has no '" .. layer .. "lora_B", ["lora_[AB]"] = "and lacks" } do
+      local some = {}
+      for name, t in pairs(all) do
+        if not name:find("^" .. layer:gsub("%p", "%%%0") .. gone) then some[name] = t end
+      end
+      ms.save(path, some)
+      local said = message(ms.hf.load_adapter, model, folder)
+      assert.is_truthy(said:find(text, 1, true), said)
+      assert.is_truthy(said:find("adapter_model.safetensors", 1, true), said)
+    end
+    for _, value in ipairs { 0 / 0, math.huge } do
+      local some = {}
+      for name, t in pairs(all) do some[name] = t:clone() end
+      some[names[1]]:select(1, 1):narrow(1, 1, 1):fill_(value)
+      ms.save(path, some)
+      local said = message(ms.hf.load_adapter, model, folder)
+      assert.is_truthy(said:find("'" .. names[1] .. "' has NaN or an infinity", 1, true), said)
+    end
+  end)
 end)

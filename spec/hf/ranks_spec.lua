@@ -43,7 +43,14 @@ for _, world in ipairs { 1, 2, 4 } do
             optimizer:step()
           end
           ms.hf.save(model, folder .. "/out", { max_shard_size = 4000 })
+          ms.fsdp.save(folder .. "/same", model, { format = "hf" })
+          local ok, message = pcall(ms.fsdp.save, folder .. "/same", model, optimizer, { format = "hf" })
+          assert.is_false(ok)
+          assert.matches("format = 'hf' is a model alone", message)
           if rank == 0 then
+            for key, t in pairs(ms.load(folder .. "/same/model.safetensors")) do
+              assert.is_true(t:equal(ms.load(folder .. "/out/model.safetensors.index.json")[key]), key)
+            end
             local tensors = ms.load(folder .. "/out/model.safetensors.index.json")
             for _, want in ipairs(case["end"]) do
               local t = tensors[want[1]]

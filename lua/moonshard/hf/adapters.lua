@@ -84,9 +84,18 @@ local function expect_off(config, name)
   end
 end
 
+-- Whether a layer's name in files is among target_modules, as PEFT reads it.
+local function is_target(file, targets)
+  for _, name in ipairs(targets) do
+    if file == name or file:sub(-#name - 1) == "." .. name then return true end
+  end
+  return false
+end
+
 --- Gives a model the adapters of a folder that PEFT wrote, or ms.hf.save_adapter: it is frozen, and its layers have
 --- adapters with the folder's values. To be called before the model is sharded. Errors: kinds of adapters other than
---- LoRA; options that change their result and that Moonshard lacks; tensors that do not fit.
+--- LoRA; options that change their result and that Moonshard lacks; tensors that do not fit, are missing, or have a
+--- number that is not finite.
 ---@param model Module  of ms.hf.load
 ---@param folder string  with adapter_config.json and adapter_model.safetensors
 ---@return LoRA
@@ -108,18 +117,33 @@ function M.load(model, folder)
   end
   local rank = config:get("r", Config.size)
   local alpha, reader = config:get("lora_alpha", opts.positive), files.reader(folder .. "/" .. WEIGHTS)
+  -- Which layers must have adapters: those that a list names. A text is a pattern of Python's, which is not read.
+  local targets, missing = config:maybe("target_modules", opts.any), {}
+  local targeted = opts.is_plain(targets) and type(targets[1]) == "string"
+    and not config:maybe("exclude_modules", opts.any)
   local state, used = { lora_alpha = create.tensor(alpha, { dtype = "float64" }) }, {}
   local ok, err = pcall(function()
-    for layer, of in pairs(layers_of(model)) do
+    for layer, of in sorted_pairs(layers_of(model)) do
       for _, part in ipairs { "A", "B" } do
         local name = of.file and key(of.file, part)
         if name and reader:has(name) then
           local t = reader:read(name)
           local has = t:size(part == "A" and 1 or t.ndim)
           if has ~= rank then config:fail("r", "is %d, but '%s' of '%s' has rank %d", rank, name, reader.path, has) end
+          if not t:isfinite():all():item() then
+            errors.raise("%s: '%s': '%s' has NaN or an infinity", who, reader.path, name)
+          end
           used[name], state[layer .. ".lora_" .. part] = true, t
+        elseif name and (targeted and is_target(of.file, targets)
+            or reader:has(key(of.file, part == "A" and "B" or "A"))) then
+          missing[#missing + 1] = name
         end
       end
+    end
+    if #missing > 0 then
+      table.sort(missing)
+      errors.raise("%s: '%s' has no '%s'%s", who, reader.path, missing[1], #missing > 1
+        and (", and lacks %d more tensors of the layers in target_modules"):format(#missing - 1) or "")
     end
     for _, name in ipairs(reader.names) do
       if not used[name] then errors.raise("%s: '%s': the model has no layer for '%s'", who, reader.path, name) end

@@ -82,7 +82,7 @@ local function build(config, o)
   config:finish(o.ignore)
   model.config = config.values
   model.family = { architecture = name, names = names or row.names, prefix = row.prefix,
-    repeats = row.repeats, text = config.text, dtype = dtype }
+    repeats = row.repeats, text = config.text, dtype = dtype, save = M.save }
   names_of.remember(model)
   return model:eval()
 end

@@ -293,13 +293,24 @@ end
 ---@param dir string  a new or empty folder, or a checkpoint to replace
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is saved, too
----@param given? {extra: table, ema: EMA, state: table<string, any>}  extra: stored with the tensors; ema: averages of the
+---@param given? {extra: table, ema: EMA, state: table<string, any>, format: "hf"}  extra: stored with the tensors; ema: averages of the
 ---   model's parameters, which are saved, too; state: objects with state_dict and load_state_dict, by name, such as a
----   schedule, a DataLoader or a GradScaler, and tables of numbers, strings and booleans
+---   schedule, a DataLoader or a GradScaler, and tables of numbers, strings and booleans; format: "hf" writes a model
+---   of ms.hf.load as ms.hf.save does, for transformers, tensor by tensor, so that no rank holds the whole. It takes
+---   neither an optimizer nor the other options
 function M.save(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
-  local o = opts("save", given, { extra = opts.table, ema = averages, state = opts.table })
+  local o = opts("save", given, { extra = opts.table, ema = averages, state = opts.table,
+    format = opts.one_of { "hf" } })
   dir = check_arguments("save", dir, m, optim)
+  if o.format then
+    if optim or o.extra or o.ema or o.state then
+      errors.raise "save: format = 'hf' is a model alone; save the optimizer, extra, ema and state without format"
+    end
+    opts.need(type(m.family) == "table" and m.family.save, m, "a model of ms.hf.load for format = 'hf'",
+      "save: argument 2")
+    return m.family.save(m, dir)
+  end
   local dist = require "moonshard.dist"
   m:_before_saving()
   module.reshard_all(m)
