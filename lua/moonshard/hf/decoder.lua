@@ -84,7 +84,7 @@ function Decoder:forward(ids, given)
     x = x + self.positions(positions)
   end
   if self.drop then x = self.drop(x) end
-  -- LongRoPE depends on the last position, which is that of the sequence if the caller gives none.
+  -- LongRoPE and dynamic RoPE depend on the last position, which is that of the sequence if the caller gives none.
   local last = past + T
   if given.positions and self.rates and self.rates.context < math.huge then last = positions:max():item() + 1 end
   local call = { cache = cache, turns = self.rates and rotary.table(self.rates, positions, x.dtype, last),

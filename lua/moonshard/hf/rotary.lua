@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Rotary positions (Su et al. 2021), with the scalings of long contexts that configurations ask for: linear, that of
---- Llama 3.1, YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024). The cosines and sines of a call's positions are
---- computed once and shared by all layers.
+--- Rotary positions (Su et al. 2021), with the scalings of long contexts that configurations ask for: linear, dynamic,
+--- that of Llama 3.1, YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024). The cosines and sines of a call's
+--- positions are computed once and shared by all layers.
 local create = require "moonshard.tensor.create"
 local Config = require "moonshard.hf.config"
 local nn = require "moonshard.nn"
@@ -45,7 +45,14 @@ end
 -- Each pair has its own divisor, and another one for texts beyond the original context.
 function kinds.longrope(rate, o, pair, is_long) return rate / (is_long and o.long or o.short)[pair] end
 
-local rope_kind = opts.one_of { "default", "linear", "llama3", "longrope", "yarn" }
+function kinds.dynamic(rate) return rate end             -- until the context ends; then `dynamic_base`
+
+-- The base with which a text of `last` positions fits into the context.
+local function dynamic_base(o, last)
+  return o.base * (o.factor * last / o.context - (o.factor - 1)) ^ (o.d / (o.d - 2))
+end
+
+local rope_kind = opts.one_of { "default", "dynamic", "linear", "llama3", "longrope", "yarn" }
 
 -- ---- configurations ------------------------------------------------------------------------------
 
@@ -54,6 +61,12 @@ local function attention_scale(p, default) return p:maybe("attention_factor", po
 local readers = {}
 
 function readers.linear(p, o) o.factor = p:get("factor", positive) end
+
+function readers.dynamic(p, o, most)
+  o.factor, o.context = p:get("factor", Config.positive), most
+  if o.factor < 1 then p:fail("factor", "is %g, expected 1 or more", o.factor) end
+  if o.d < 4 then p:fail("rope_type", "is 'dynamic', which needs 4 features to turn, not %d", o.d) end
+end
 
 function readers.llama3(p, o)
   o.factor, o.low, o.high = p:get("factor", positive), p:get("low_freq_factor", positive), p:get("high_freq_factor",
@@ -108,7 +121,15 @@ end
 ---@param o table  from `read`
 ---@return table
 function M.rates(o)
-  local all = { scale = o.scale, context = o.kind == "longrope" and o.context or math.huge }
+  local limited = o.kind == "longrope" or o.kind == "dynamic"
+  local all = { scale = o.scale, context = limited and o.context or math.huge }
+  if o.kind == "dynamic" then
+    function all.beyond(last)
+      local rates, base = {}, dynamic_base(o, last)
+      for k = 1, o.d / 2 do rates[k] = base ^ (-2 * (k - 1) / o.d) end
+      return rates
+    end
+  end
   for _, is_long in ipairs { false, o.kind == "longrope" and true or nil } do
     local rates = {}
     for k = 1, o.d / 2 do rates[k] = kinds[o.kind](o.base ^ (-2 * (k - 1) / o.d), o, k, is_long) end
@@ -127,7 +148,9 @@ end
 ---@return { cos: Tensor, sin: Tensor }  [T, d / 2], or [B, 1, T, d / 2]
 function M.table(rates, positions, dtype, last)
   local kind = { dtype = dtype == "float64" and "float64" or "float32", device = positions.device }
-  local angles = positions:to(kind.dtype):unsqueeze(-1) * create.tensor(rates[last > rates.context], kind)
+  local is_long = last > rates.context
+  local list = is_long and rates.beyond and rates.beyond(last) or rates[is_long]
+  local angles = positions:to(kind.dtype):unsqueeze(-1) * create.tensor(list, kind)
   if angles.ndim == 3 then angles = angles:unsqueeze(2) end
   local cos, sin = angles:cos(), angles:sin()
   if rates.scale ~= 1 then cos, sin = cos * rates.scale, sin * rates.scale end

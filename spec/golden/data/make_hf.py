@@ -141,6 +141,8 @@ CASES = {
         head_dim=6, attention_bias=True, mlp_bias=True, rope_parameters=dict(rope_type="linear", rope_theta=1000.0, factor=2.0))),
     "llama_yarn": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(head_dim=8, rope_parameters=dict(
         rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0))),
+    "llama_dynamic": (causal, T.LlamaForCausalLM, T.LlamaConfig, SMALL | dict(max_position_embeddings=6, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=100.0, factor=2.0))),
     "phi3_short": (causal, T.Phi3ForCausalLM, T.Phi3Config, SMALL | dict(original_max_position_embeddings=32, rope_parameters=LONGROPE)),
     "phi3_long": (causal, T.Phi3ForCausalLM, T.Phi3Config, SMALL | dict(original_max_position_embeddings=4, rope_parameters=LONGROPE)),
     "mistral": (causal, T.MistralForCausalLM, T.MistralConfig, SMALL | dict(sliding_window=4)),
