@@ -133,7 +133,7 @@ function M.save(model, path, dtype)
   end
   local o = model.model.options
   local scaling = o.rotary and o.rotary.kind
-  if scaling == "yarn" or scaling == "longrope" or o.window then
+  if scaling == "yarn" or scaling == "longrope" or scaling == "dynamic" or o.window then
     errors.raise("hf.save: GGUF files with %s are not supported", o.window and "a window" or "the RoPE scaling " .. scaling)
   end
   dtype = dtype or model:parameters()[1].dtype
