@@ -29,11 +29,15 @@ local function heights(rows)
 end
 
 local engine_height, engine_layer = heights(engine)
-local function engine_place(path)
-  local layer = path:match "^runtime/([%w_]+)/" or path:match "^(kernels)/"
-    or path == "runtime/moonshard.h" and "public"
-  return engine_layer[layer], engine_height[layer]
+local function engine_folder(path)
+  return path:match "^runtime/([%w_]+)/" or path:match "^(kernels)/"
+    or path == "runtime/moonshard.h" and "public" or nil
 end
+local function engine_place(path)
+  local folder = engine_folder(path)
+  return engine_layer[folder], engine_height[folder]
+end
+local function itself(path) return path end
 
 local front_height = heights(front)
 local function front_place(module)
@@ -64,6 +68,17 @@ describe("layering", function()
     local weak = {}
     for _, w in ipairs(symbols.weak) do weak[#weak + 1] = w.source .. ": " .. w.symbol end
     assert.are.equal("", names(weak))
+  end)
+
+  it("has no cycle between the files of a folder", function()
+    local within = layers.within(layers.calls(symbols), engine_folder)
+    count("%d uses of another file of the same folder", #within)
+    assert.is_true(#within > 500)
+    local list = {}
+    for _, circle in ipairs(layers.circles(within, itself)) do
+      if not circle:find "^runtime/comm/" then list[#list + 1] = circle end  -- comm is a knot that is being untied
+    end
+    assert.are.equal("", names(list))
   end)
 
   it("includes only headers of its own and lower layers", function()
@@ -199,6 +214,15 @@ describe("the reader of the layers", function()
     })
     assert.are.same({ "runtime/base/low.c uses runtime/io/high.c (high)" }, (layers.upward(calls, engine_place)))
     assert.are.same({ "base -> io -> base" }, layers.circles(calls, engine_place))
+  end)
+
+  it("finds a cycle between files of one folder", function()
+    local calls = layers.calls(plant {
+      ["runtime/io/one.c"] = "void two(void); void one(void) { two(); }",
+      ["runtime/io/two.c"] = "void one(void); void two(void) { one(); }",
+    })
+    assert.are.same({ "runtime/io/one.c -> runtime/io/two.c -> runtime/io/one.c" },
+      layers.circles(layers.within(calls, engine_folder), itself))
   end)
 
   it("finds weak symbols, defined and needed", function()

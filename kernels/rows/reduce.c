@@ -4,14 +4,6 @@
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
-unsigned ms__reduced_dims(const ms_tensor *x, int n, const int64_t *d)
-{
-    unsigned mask = 0;
-    if (n <= 0) return (1u << x->ndim) - 1;
-    for (int k = 0; k < n; k++) mask |= 1u << (d[k] < 0 ? d[k] + x->ndim : d[k]);
-    return mask;
-}
-
 static int reduced_shape(const ms_tensor *x, unsigned mask, bool keepdim, int64_t *shape)
 {
     int n = 0;

@@ -273,11 +273,6 @@ static ms_status op_backward(ms_run *r, ms_node *n)
     return st == MS_OK ? st : ms__fail_prefix("backward of ");
 }
 
-void ms__node_drop_gouts(ms_node *n)
-{
-    for (int k = 0; k < n->n_out; k++) ms__drop(&n->gout[k]);
-}
-
 // Adds the recomputed region to the agenda. The gradients of its detached inputs continue along the checkpoint's own
 // edges.
 static ms_status enter_region(ms_run *r, ms_node *n)

@@ -82,6 +82,5 @@ struct ms_run {
 };
 
 ms_run_state ms__node_step(ms_run *r, ms_event *ev);  // Processes r->at.node from phase r->at.phase on.
-void ms__node_drop_gouts(ms_node *n);
 
 #endif

@@ -119,12 +119,12 @@ ms_status ms__captured_grads_check(const ms_captured *c)
     return MS_OK;
 }
 
-void ms__captured_grads_set(const ms_captured *c)
+void ms__captured_grads_set(const ms_captured *c, void (*set)(ms_leaf *l, ms_tensor *grad))
 {
     const struct ms_noted *k = c->noted;
     for (int i = 0; k && i < k->n; i++) {
         const noted *l = &k->list[i];
-        if (grad_of(l->t) != l->after && l->t->leaf) ms__leaf_set_grad(l->t->leaf, ms__retain(l->after));
+        if (grad_of(l->t) != l->after && l->t->leaf) set(l->t->leaf, ms__retain(l->after));
     }
 }
 

@@ -24,8 +24,9 @@ ms_status ms__captured_grads_end(ms_captured *c, int *pinned);
 // To be called before a repetition. Fails unless each grad that the step reads is the same tensor as when the step was
 // recorded, or is unset if it was unset then.
 ms_status ms__captured_grads_check(const ms_captured *c);
-// To be called after a repetition. Sets the leaves' grads to those at the end of the recorded step.
-void ms__captured_grads_set(const ms_captured *c);
+// To be called after a repetition. Sets the leaves' grads to those at the end of the recorded step. set:
+// ms__leaf_set_grad, of a higher file.
+void ms__captured_grads_set(const ms_captured *c, void (*set)(ms_leaf *l, ms_tensor *grad));
 void ms__captured_grads_forget(ms_captured *c);
 
 #endif

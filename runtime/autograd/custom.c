@@ -3,14 +3,6 @@
 // script computes, and checkpoints. backward.c runs their backwards.
 #include "autograd/graph.h"
 
-void ms__module_call_release(ms_module_call *m)
-{
-    if (--m->refs > 0) return;
-    for (int k = 0; k < m->n_out; k++) ms__release(m->grad_out[k]);
-    free(m->grad_out);
-    free(m);
-}
-
 // ---- identity nodes ---------------------------------------------------------------------------
 
 // Makes an identity node over in[]. out[] receives aliases of the inputs that require grad (at least one does), and the
@@ -138,14 +130,6 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
 ms_region *ms__region;
 static ms_region *ended;  // the region that ended last, until its checkpoint is recorded
 static double next_region = 1;
-
-void ms__region_release(ms_region *g)
-{
-    if (!g) return;
-    for (int k = 0; k < g->n; k++) ms__leaf_release(g->leaves[k]);
-    free(g->leaves);
-    free(g);
-}
 
 static void meet(int n, ms_tensor *const *in)
 {

@@ -480,6 +480,22 @@ void ms__node_free_saved(ms_node *n)
     for (int k = 0; k < n->n_out; k++) ms__drop(&n->out[k]);
 }
 
+void ms__module_call_release(ms_module_call *m)
+{
+    if (--m->refs > 0) return;
+    for (int k = 0; k < m->n_out; k++) ms__release(m->grad_out[k]);
+    free(m->grad_out);
+    free(m);
+}
+
+void ms__region_release(ms_region *g)
+{
+    if (!g) return;
+    for (int k = 0; k < g->n; k++) ms__leaf_release(g->leaves[k]);
+    free(g->leaves);
+    free(g);
+}
+
 // Drops a reference. Releasing a node may release the nodes of its inputs, and so on: uses a list instead of recursion.
 void ms__node_release(ms_node *n)
 {

@@ -93,6 +93,25 @@ bool ms__any_grad(int n, ms_tensor *const *in);  // whether grad mode is on and 
 void ms__dead_key(double key);                   // makes ms_dead_keys report the key
 ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index);  // appends a hook; NULL if there is no memory
 
+// One call of a module with a full backward hook; the two identity nodes around the call share it.
+typedef struct ms_module_call {
+    int refs, n_in, n_out;
+    double key, token;
+    ms_tensor **grad_out;
+} ms_module_call;
+
+void ms__module_call_release(ms_module_call *m);
+
+// The leaves that a checkpointed region used in its forward. A backward expects a contribution to each of them until
+// the region has been recomputed.
+typedef struct ms_region {
+    double token;
+    int n, cap;
+    ms_leaf **leaves;          // retained
+    struct ms_region *around;  // the enclosing open region
+} ms_region;
+void ms__region_release(ms_region *g);
+
 #include "autograd/custom.h"
 #include "autograd/leaf.h"
 #include "autograd/run.h"

@@ -82,7 +82,7 @@ static void task_free(ms_stacked *k)
 
 // ---- events -----------------------------------------------------------------------------------
 
-static void drop_answers(ms_run *r)
+void ms__run_drop_answers(ms_run *r)
 {
     for (int k = 0; k < r->event.n_answers; k++) ms__release(r->event.answers[k]);
     r->event.n_answers = 0;
@@ -104,7 +104,7 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
         *ev = (ms_event) { .kind = q->kind, .key = q->key, .unit = q->unit };
         return MS_RUN_FAILED;
     }
-    drop_answers(r);
+    ms__run_drop_answers(r);
     r->event.kind = q->kind;
     r->modes.grad_mode = ms__state.grad_mode;
     r->modes.autocast = ms__state.autocast;
@@ -123,7 +123,7 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
     return MS_RUN_EVENT;
 }
 
-static void leave_event(ms_run *r)
+void ms__run_leave_event(ms_run *r)
 {
     r->event.out = false;
     ms__state.grad_mode = r->modes.grad_mode;
@@ -143,11 +143,11 @@ ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
                         "backward: a hook, a Function's backward or a recomputation returned %d tensors, "
                         "expected at most %d",
                         n, MS_MAX_IN);
-    drop_answers(r);
+    ms__run_drop_answers(r);
     for (int k = 0; k < n; k++) {
         ms_tensor *t = NULL;
         if (ids[k] != 0 && !(t = ms__tensor(ids[k]))) {
-            drop_answers(r);
+            ms__run_drop_answers(r);
             return ms__failure();
         }
         r->event.answers[r->event.n_answers++] = ms__retain(t);
@@ -190,17 +190,15 @@ ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
 
 // ---- running ----------------------------------------------------------------------------------
 
-static bool is_outermost_backward(const ms_run *r)
+void ms__node_drop_gouts(ms_node *n)
 {
-    for (ms_run *b = r->below; b; b = b->below)
-        if (b->backward) return false;
-    return r->backward;
+    for (int k = 0; k < n->n_out; k++) ms__drop(&n->gout[k]);
 }
 
 void ms__run_finish(ms_run *r)
 {
-    if (r->event.out) leave_event(r);
-    drop_answers(r);
+    if (r->event.out) ms__run_leave_event(r);
+    ms__run_drop_answers(r);
     while (r->tasks) {
         ms_stacked *k = r->tasks;
         r->tasks = k->next;
@@ -255,7 +253,7 @@ void ms__run_finish(ms_run *r)
     ms__state.run_depth--;
 }
 
-static ms_run_state step_task(ms_run *r, ms_event *ev)
+ms_run_state ms__run_step_task(ms_run *r, ms_event *ev)
 {
     ms_stacked *k = r->tasks, *under = k->next;
     r->tasks = under;
@@ -271,48 +269,6 @@ static ms_run_state step_task(ms_run *r, ms_event *ev)
     k->next = under;
     *at = k;
     return st;
-}
-
-ms_run_state ms_run_next(ms_run *r, ms_event *ev)
-{
-    MS_BUSY;
-    if (MS_UNLIKELY(r != top)) {
-        ms__fail(MS_ESTATE,
-                 "ms_run_next: another backward or gather, begun during an event of this one, has not ended");
-        return MS_RUN_FAILED;
-    }
-    if (r->event.out) leave_event(r);
-    for (;;) {
-        ms_run_state st;
-        if (MS_UNLIKELY(ms__state.interrupted) && ms__check_interrupt()) return MS_RUN_FAILED;
-        if (r->tasks) {
-            st = step_task(r, ev);
-        } else if (r->at.node) {
-            st = ms__node_step(r, ev);
-        } else if (r->n_agenda) {
-            r->at.node = r->agenda[--r->n_agenda].node;
-            r->at.phase = 0;
-            r->at.hook = NULL;
-            r->event.kind = 0;
-            st = ms__node_step(r, ev);
-        } else if (!r->final_done) {
-            r->final_done = true;
-            st = ms__run_owner && is_outermost_backward(r) && ms__run_owner->final(r) ? MS_RUN_FAILED : MS_RUN_DONE;
-        } else {
-            for (int k = 0; r->grad && k < r->n_captures; k++)
-                if (!r->captures[k].value && !r->unused_ok) {
-                    ms__fail(
-                        MS_EINVAL,
-                        "grad: input %d was not used in computing the outputs; allow_unused = true gives nil for it",
-                        k + 1);
-                    return MS_RUN_FAILED;
-                }
-            ms__run_finish(r);
-            return MS_RUN_DONE;
-        }
-        if (st != MS_RUN_DONE) return st;
-        if (r->event.n_answers) drop_answers(r);
-    }
 }
 
 ms_id ms_run_result(ms_run *r, int k)

@@ -37,6 +37,11 @@ void ms__run_meets_unit(void);
 bool ms__run_recomputing(void);  // whether an open run is recomputing a checkpoint
 bool ms__run_in_backward(void);  // whether an open run is a backward
 ms_status ms__run_no_memory(size_t bytes);
+// Steps the task on top of the stack.
+ms_run_state ms__run_step_task(ms_run *r, ms_event *ev);
+void ms__run_leave_event(ms_run *r);  // ends the event that the script has answered, with its scope and modes
+void ms__run_drop_answers(ms_run *r);
+void ms__node_drop_gouts(ms_node *n);
 void ms__run_finish(ms_run *r);  // removes r from the stack and its state from the graph
 void ms__run_recycle(ms_run *r);
 

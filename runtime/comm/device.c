@@ -8,6 +8,7 @@
 // output's storage carries the collective's event, so that the next operator on it waits.
 #include "comm/internal.h"
 #include "device/device.h"
+#include "device/move.h"
 
 struct ms_stage {
     int device;

@@ -11,6 +11,7 @@
 // Where a rank cannot map a peer's memory, the bytes go through the windows of the control memory (comm/move.c), on all
 // members alike.
 #include <stdio.h>
+#include "device/move.h"
 #include "comm/internal.h"
 #include "ops/queued.h"
 

@@ -10,6 +10,7 @@
 //
 // While a collective is listed, no other one is given its events, so their state is that of the listed collective.
 #include <stdio.h>
+#include "device/move.h"
 #include "comm/internal.h"
 
 struct ms_flight {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include "device/capture.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "ops/op.h"
 #include "comm/internal.h"
 

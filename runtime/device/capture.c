@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // device/capture.c -- the list of a captured step's work, the events of what it queues, and CUDA graphs of fixed work.
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "device/capture.h"
 #include "device/device.h"
+#include "device/move.h"
 
 enum { CHUNK = 1 << 16, ALIGN = 16 };
 
@@ -42,40 +42,7 @@ struct ms_captured_chunk {
     _Alignas(ALIGN) char bytes[];
 };
 
-ms_captured *ms__capturing, *ms__recording;
 ms_status (*ms__capture_constant)(struct ms_tensor **t);
-
-ms_captured *ms__capture_suspend(void)
-{
-    ms_captured *c = ms__capturing;
-    ms__capturing = NULL;
-    ms__pinning = NULL;
-    return c;
-}
-
-void ms__capture_resume(ms_captured *c)
-{
-    ms__capturing = c;
-    ms__pinning = c ? c->pins : NULL;
-}
-
-void ms__capture_no_memory(ms_captured *c)
-{
-    if (!c->refusal) c->refusal = strdup("captured step: no memory for the list of its work");
-}
-
-ms_status ms__capture_refuse(const char *fmt, ...)
-{
-    char text[1024];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    ms_status st = ms__fail(MS_ESTATE, "captured step: %s", text);
-    ms_captured *c = ms__recording;
-    if (c && !c->refusal) c->refusal = strdup(ms_error());
-    return st;
-}
 
 static size_t aligned(size_t bytes) { return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
 
@@ -183,11 +150,15 @@ void ms__capture_queued(ms_captured *c, int number, ms_pending *e)
 
 static ms_status repeat_wait(void *arg, ms_captured *c) { return ms__event_wait(c->events[*(int *)arg - 1]); }
 
-void ms__capture_wait(int number)
+// Called when the script's thread waits for an event of a captured step: if the step is being recorded, its repetitions
+// wait for the event, too.
+static void note_wait(const void *step, int number)
 {
-    int *block = ms__recording ? ms__capture_work(ms__recording, repeat_wait, NULL, sizeof number) : NULL;
+    int *block = step == ms__recording ? ms__capture_work(ms__recording, repeat_wait, NULL, sizeof number) : NULL;
     if (block) *block = number;
 }
+
+__attribute__((constructor)) static void set_note_wait(void) { ms__stream_note_wait = note_wait; }
 
 // Waits for the events of all work that the repetition has queued, also after a failure: peers use the memory of
 // collectives in flight.

@@ -17,6 +17,7 @@
 #ifndef MS_CAPTURE_H
 #define MS_CAPTURE_H
 
+#include "device/capturing.h"
 #include "device/pool.h"
 #include "device/stream.h"
 
@@ -67,19 +68,9 @@ struct ms_captured {
     struct ms_ends *ends;        // train/captured.c: the step's inputs and results
 };
 
-extern ms_captured *ms__capturing;  // the step to which work that begins now belongs; NULL: none
-// The step that is being recorded, also while a piece of its work runs (ms__capturing is then NULL)
-extern ms_captured *ms__recording;
-
-// Suspends the recording while a piece of work runs: the calls inside it are not recorded, and what they allocate is
-// not pinned. Returns the step to resume.
-ms_captured *ms__capture_suspend(void);
-void ms__capture_resume(ms_captured *c);
-
 // Appends work with an argument block of `bytes` bytes, which the caller fills. drop releases what the block refers to;
 // NULL: nothing. Returns NULL if there is no memory: the work goes on, and the step is refused when its recording ends.
 void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes);
-void ms__capture_no_memory(ms_captured *c);
 // States that the work that was added last only queues the same launches on the compute stream of a GPU in every
 // repetition, with the same arguments, apart from what `how` does (NULL: nothing).
 void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how);
@@ -91,9 +82,6 @@ ms_status ms__fixed_repeat(void *arg, ms_captured *c, int device, const ms_fixed
 ms_captured_work *ms__capture_mark(ms_captured *c);
 // In a repetition, called by a piece of work: the work between it and the mark is not repeated.
 void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark);
-// Refuses the step that is being recorded: fails with MS_ESTATE and the text, which names what cannot be captured.
-ms_status ms__capture_refuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-
 // Called with a new tensor of values that the script gave, while a step is recorded. *t is replaced by a copy, to
 // which repetitions copy the values again, or released on failure. Set by ops/captured.c when the library is loaded.
 struct ms_tensor;
@@ -102,7 +90,6 @@ extern ms_status (*ms__capture_constant)(struct ms_tensor **t);
 int ms__capture_event(ms_captured *c, ms_pending *e);  // gives an event of queued work its number; 0: no memory
 // In a repetition: e is now the event of this number.
 void ms__capture_queued(ms_captured *c, int number, ms_pending *e);
-void ms__capture_wait(int number);  // records that the script's thread waits for event `number`
 
 ms_captured *ms__captured_new(void);
 // Runs all work, in order. On return no collective of the step is in flight.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// device/classes.h -- what the pools of the CPU (pool.c) and of GPUs (gpu_pool.c) share: size classes, lists of free
-// blocks, the ledger.
+// device/classes.h -- what the pools of the CPU (pool.c) and of GPUs (gpu_pool.c) share: size classes, records and
+// lists of blocks, the ledger, the limit.
 #ifndef MS_CLASSES_H
 #define MS_CLASSES_H
 
@@ -61,6 +61,17 @@ static inline int ms__class_of(size_t bytes, size_t *size)
     *size = ((m + 1) << shift) * MS_POOL_UNIT;
     return 8 * shift + (int)m;
 }
+
+ms_block *ms__header_new(void);  // a block's record; NULL: no memory
+void ms__header_drop(ms_block *b);
+
+extern size_t ms__memory_limit;  // of each device, for allocated bytes (ms_set_memory_limit); SIZE_MAX: none
+static inline bool ms__over_limit(size_t allocated, size_t bytes)
+{
+    return bytes > ms__memory_limit || allocated > ms__memory_limit - bytes;
+}
+// Fails with MS_ENOMEM. u: the device's ledger; why: the reason, in parentheses.
+ms_status ms__pool_no_memory(const ms_usage *u, int device, size_t bytes, const char *what, const char *why);
 
 static inline ms_block *ms__pop(ms_block **list)
 {

@@ -270,18 +270,6 @@ extern ms_cuda_client ms__cuda_client;
 const ms_cuda_table *ms__cuda(void);
 // Loads the plugin. MS_EUNSUPPORTED with the reason if that fails, MS_EINVAL if the device does not exist.
 ms_status ms__cuda_need(int device, const char *what);
-ms_status ms__cuda_sync(int device, int stream);
-// How often the host has waited for all work of each GPU's compute stream.
-extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
-// Waits for all streams of a GPU, without retiring records (device/stream.h). Fails if a peer's GPU keeps this one
-// from ending its work (comm/gpu_wait.c).
-ms_status ms__cuda_settle(int index);
-// Waits for an event. Fails as ms__cuda_settle does.
-ms_status ms__cuda_await(void *event);
-
-// Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.
-ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);
-ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,9 @@
 // Slabs for lasting blocks have the smallest size, because other blocks use their free ranges only if the driver has no
 // memory.
 #include "device/gpu_pool.h"
+#include "device/capturing.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "device/history.h"
 #include "device/lend.h"
 #include "device/slab.h"
@@ -240,8 +242,9 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
     if (ms__over_limit(g->use.allocated, bytes))
-        return ms__pool_no_memory(device, bytes, what, "limit of ms_set_memory_limit");
-    if (bytes > (size_t)1 << 40) return ms__pool_no_memory(device, bytes, what, "more than the largest block, 1 TiB");
+        return ms__pool_no_memory(&g->use, device, bytes, what, "limit of ms_set_memory_limit");
+    if (bytes > (size_t)1 << 40)
+        return ms__pool_no_memory(&g->use, device, bytes, what, "more than the largest block, 1 TiB");
     int c = ms__class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     ms_status st = MS_OK;
     ms_block *b;
@@ -251,11 +254,12 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     else if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
         void *p = NULL;
-        if (!(b = ms__header_new())) return ms__pool_no_memory(device, bytes, what, "malloc failed");
+        if (!(b = ms__header_new())) return ms__pool_no_memory(&g->use, device, bytes, what, "malloc failed");
         if ((st = alloc_small(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
         else ms__header_drop(b);
     }
-    if (st == MS_ENOMEM) return ms__pool_no_memory(device, bytes, what, "more than the free memory of the device");
+    if (st == MS_ENOMEM)
+        return ms__pool_no_memory(&g->use, device, bytes, what, "more than the free memory of the device");
     MS_TRY(st);
     b->bytes = bytes;
     b->device = device;

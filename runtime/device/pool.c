@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 #include "base/launcher.h"
+#include "device/capturing.h"
 #include "device/device.h"
 #include "device/gpu_pool.h"
 #include "device/history.h"
@@ -47,19 +48,15 @@ struct ms_segment {
 };
 
 static struct {
-    ms_segment *top;    // new blocks come from this arena; `older` arenas of the same kind are searched for free blocks
-    ms_block *headers;  // unused block records
+    ms_segment *top;  // new blocks come from this arena; `older` arenas of the same kind are searched for free blocks
     ms_usage use;
-    size_t limit;      // for allocated bytes; SIZE_MAX: none
     size_t memory;     // RAM and swap of the machine, or the limit of this process's control group if it is smaller
     uint64_t fail_in;  // the nth allocation from now fails; 0: none
     bool fail_on;      // all allocations after the failing one fail, too
     bool shared;
-} pool = { .limit = SIZE_MAX };
+} pool;
 
 int64_t ms__live_tensors;
-
-ms_pins *ms__pinning;
 
 static ms_usage *usage_of(int device)
 {
@@ -148,20 +145,6 @@ static ms_segment *arena_new(bool shared, size_t need)
     free(s);
     return NULL;
 }
-
-ms_block *ms__header_new(void)
-{
-    enum { SLAB = 64 };
-    if (!pool.headers) {
-        ms_block *slab = calloc(SLAB, sizeof *slab);
-        for (int i = 0; slab && i < SLAB; i++) ms__push(&pool.headers, &slab[i]);
-    }
-    return ms__pop(&pool.headers);
-}
-
-void ms__header_drop(ms_block *b) { ms__push(&pool.headers, b); }
-
-bool ms__over_limit(size_t allocated, size_t bytes) { return bytes > pool.limit || allocated > pool.limit - bytes; }
 
 // Moves the end of the used part of an arena. Private memory gets huge pages throughout: a product with one row reads
 // weights in small pages at 0.6 of the rate.
@@ -276,13 +259,9 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     return b;
 }
 
-ms_status ms__pool_no_memory(int device, size_t bytes, const char *what, const char *why)
+static ms_status no_memory(size_t bytes, const char *what, const char *why)
 {
-    const ms_usage *u = usage_of(device);
-    char name[24] = "cpu";
-    if (ms__is_cuda(device)) snprintf(name, sizeof name, "cuda:%d", ms__index(device));
-    return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on %s (%s; %zu bytes allocated, %zu reserved)",
-                    what ? what : "allocation", bytes, name, why, u->allocated, u->reserved);
+    return ms__pool_no_memory(&pool.use, MS_CPU, bytes, what, why);
 }
 
 // Records that b, a free block of p or one from the pool, is now in use for `bytes` bytes.
@@ -317,16 +296,15 @@ static inline ms_status take_block(ms_block **out, size_t bytes, const char *wha
 {
     ms_block *b;
     if (MS_UNLIKELY(ms__over_limit(pool.use.allocated + pool.use.scratch, bytes)))
-        return ms__pool_no_memory(MS_CPU, bytes, what, "limit of ms_set_memory_limit");
-    if (MS_UNLIKELY(bytes > (size_t)1 << 40))
-        return ms__pool_no_memory(MS_CPU, bytes, what, "more than the largest block, 1 TiB");
+        return no_memory(bytes, what, "limit of ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(bytes, what, "more than the largest block, 1 TiB");
     size_t size;
     int c = ms__class_of(bytes, &size);
     ms_pins *pins = scratch ? NULL : ms__pinning;
     if (MS_UNLIKELY(pins != NULL) && (b = ms__pop(&pins->free[c]))) ms__drop_allocated(&pool.use, b);
     else if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
     else if (!(b = alloc_slow(c, size, false)))
-        return ms__pool_no_memory(MS_CPU, bytes, what, "more than the memory that this process may still use");
+        return no_memory(bytes, what, "more than the memory that this process may still use");
     if (MS_UNLIKELY(pins != NULL)) pin(pins, b, bytes);
     b->bytes = bytes;
     b->device = MS_CPU;
@@ -342,7 +320,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     ms_block *b;
     if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) {
         if (pool.fail_on) pool.fail_in = 1;
-        return ms__pool_no_memory(MS_CPU, bytes, what, "failure requested by ms_fail_allocation");
+        return no_memory(bytes, what, "failure requested by ms_fail_allocation");
     }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = ms__device_type(device);
@@ -350,7 +328,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
             if (bytes) return ms__gpu_alloc(out, device, bytes, what);
             MS_TRY(ms__cuda_need(device, what));
         }
-        if (!(b = ms__header_new())) return ms__pool_no_memory(MS_CPU, bytes, what, "malloc failed");
+        if (!(b = ms__header_new())) return no_memory(bytes, what, "malloc failed");
         *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta tensors have no bytes
         *out = b;
         return MS_OK;
@@ -506,7 +484,7 @@ void ms_empty_cache(void)
     ms__gpu_empty_caches();
 }
 
-void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
+void ms_set_memory_limit(double bytes) { ms__memory_limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
 
 double ms_fail_allocation(double nth)
 {

@@ -45,10 +45,10 @@ void ms__free(ms_block *b);
 static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }
 void ms__set_kind(ms_block *b, ms_memory_kind kind);  // records what b holds; a new block is MS_MEMORY_OTHER
 
-// Memory of a captured step. Blocks that are allocated while ms__pinning is set are pinned: when they are freed they
-// return to the pins, where only allocations of the same recording find them, and to the pool when the pins are freed.
-// Free pinned blocks count as allocated: with the size of their class, or on a GPU with the size of their latest use.
-extern ms_pins *ms__pinning;
+// Memory of a captured step. Blocks that are allocated while ms__pinning (capturing.h) is set are pinned: when they are
+// freed they return to the pins, where only allocations of the same recording find them, and to the pool when the pins
+// are freed. Free pinned blocks count as allocated: with the size of their class, or on a GPU with the size of their
+// latest use.
 ms_pins *ms__pins_new(void);  // NULL: no memory
 void ms__pins_free(ms_pins *p);
 size_t ms__pins_bytes(const ms_pins *p);  // what the ledger counts for all its blocks
@@ -68,12 +68,6 @@ extern int64_t ms__live_tensors;
 // Whether b is GPU memory that belongs to another process (ms_cuda_open): apart from a captured step's copies of blocks
 // (ops/captured.c), only such blocks have size 0 and an address.
 static inline bool ms__borrowed(const ms_block *b) { return b->size == 0 && b->data; }
-
-// Used by gpu_pool.c:
-ms_block *ms__header_new(void);  // a block's record; NULL: no memory
-void ms__header_drop(ms_block *b);
-bool ms__over_limit(size_t allocated, size_t bytes);  // whether `bytes` more would exceed ms_set_memory_limit
-ms_status ms__pool_no_memory(int device, size_t bytes, const char *what, const char *why);
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,6 @@
 #include <time.h>
 #include "base/activity.h"
 #include "base/thread.h"
-#include "device/capture.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "base/trace.h"
@@ -80,6 +79,7 @@ static void no_report(uint64_t epoch, const char *text) { (void)epoch, (void)tex
 static ms_status no_check(void) { return MS_OK; }
 ms_stream_observer ms__stream_observer = { no_epoch, no_report, no_check };
 int ms__collectives_queued;
+void (*ms__stream_note_wait)(const void *step, int number);
 
 bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
 
@@ -172,11 +172,10 @@ void ms__event_number(ms_pending *e, const void *step, int number)
     e->number = number;
 }
 
-// Notes in the captured step that is being recorded that its repetitions must wait for e, too. The retirement of a
-// record counts as a wait: afterwards the record's memory may be in use again.
+// The retirement of a record counts as a wait: afterwards the record's memory may be in use again.
 static void note_wait(const ms_pending *e)
 {
-    if (MS_UNLIKELY(ms__recording != NULL) && e->step == ms__recording) ms__capture_wait(e->number);
+    if (MS_UNLIKELY(e->step != NULL)) ms__stream_note_wait(e->step, e->number);
 }
 
 // ---- work on a GPU ----

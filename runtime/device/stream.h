@@ -39,6 +39,8 @@ bool ms__event_done(ms_pending *e);
 ms_pending *ms__event_retain(ms_pending *e);
 void ms__event_release(ms_pending *e);
 void ms__event_number(ms_pending *e, const void *step, int number);  // gives e its number in a captured step
+// Called when the engine thread has waited for an event of a captured step. Set by device/capture.c.
+extern void (*ms__stream_note_wait)(const void *step, int number);
 // Work on a GPU. A record may only queue its work there: its function then calls ms__queued with `end`, a device event
 // (ms_cuda_table.record) after that work, which the pending event owns from then on. The pending event is done as soon
 // as the record has run. Waiting for it makes the compute stream of `device` wait for `end`, not the host: whatever

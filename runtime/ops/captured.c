@@ -354,7 +354,7 @@ static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_ca
     mark_fixed(c, kept);
 }
 
-ms_status ms__capture_call(ms_call *call, ms_status (*run)(ms_call *), uint64_t drawn)
+static ms_status record_call(ms_call *call, ms_status (*run)(ms_call *), uint64_t drawn)
 {
     ms_captured *c = ms__capture_suspend();
     ms_status st = run(call);
@@ -398,7 +398,7 @@ static ms_status add_copy(ms_captured *c, const copy_work *w, ms_repeat_fn repea
     return MS_OK;
 }
 
-ms_status ms__capture_fill(ms_tensor *t, double value)
+static ms_status record_fill(ms_tensor *t, double value)
 {
     ms_captured *c = ms__capture_suspend();
     ms_status st = ms__fill_data(t, value);
@@ -406,7 +406,7 @@ ms_status ms__capture_fill(ms_tensor *t, double value)
     return st == MS_OK ? add_copy(c, &(copy_work) { t, NULL, value }, repeat_fill) : st;
 }
 
-ms_status ms__capture_copy(ms_tensor *dst, const ms_tensor *src)
+static ms_status record_copy(ms_tensor *dst, const ms_tensor *src)
 {
     ms_captured *c = ms__capture_suspend();
     ms_status st = ms__copy_data(dst, src);
@@ -426,4 +426,8 @@ static ms_status constant(ms_tensor **t)
     return st;
 }
 
-__attribute__((constructor)) static void set_constant(void) { ms__capture_constant = constant; }
+__attribute__((constructor)) static void set_recorder(void)
+{
+    ms__step_recorder = (ms_step_recorder) { record_call, record_fill, record_copy };
+    ms__capture_constant = constant;
+}

@@ -19,11 +19,6 @@ ms_storage *ms__capture_storage(ms_captured *c, ms_storage *s);
 // Whether t's memory is from outside of the recording, so that scripts may see what the step writes there.
 bool ms__capture_outside(const ms_captured *c, const ms_tensor *t);
 
-// The next three functions do the work, and add it to the step that is being recorded.
-ms_status ms__capture_call(ms_call *call, ms_status (*run)(ms_call *), uint64_t drawn);
-ms_status ms__capture_fill(ms_tensor *t, double value);
-ms_status ms__capture_copy(ms_tensor *dst, const ms_tensor *src);
-
 // Fails if memory or a parameter that the step uses has been replaced, moved or released.
 ms_status ms__captured_check(const ms_captured *c);
 void ms__captured_forget(ms_captured *c);  // releases the lasting tensors

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.c -- asynchronous copies on the copy stream, copies from pinned memory, and lists of copies. Copies between
-// the CPU and a GPU on the copy stream serve offloading: a unit's bytes are copied to the GPU while the previous unit
-// computes, and back while the next one computes.
+// ops/copy.c -- asynchronous copies on the copy stream, and copies from pinned memory. Copies between the CPU and a GPU
+// on the copy stream serve offloading: a unit's bytes are copied to the GPU while the previous unit computes, and back
+// while the next one computes.
 //
 // An asynchronous copy is a record of the CPU's copy stream (device/stream.h). For a GPU the record makes the GPU's
 // copy stream wait for the work that was on the compute stream when the copy was issued. The record ends when the copy
@@ -142,46 +142,6 @@ ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src)
     }
     (void)t->sync(index, MS_STREAM_COMPUTE);  // there is no event for which a change of the source could wait
     return st;
-}
-
-// ---- lists ------------------------------------------------------------------------------------------
-
-static bool casts(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
-
-// Whether the copy can be launched together with others. In a captured step every copy is a separate piece of work: as
-// a node of a CUDA graph it needs no launch of its own.
-static bool joins(const ms_copies *c, const ms_tensor *dst, const ms_tensor *src)
-{
-    int device = ms__device(dst);
-    if (MS_UNLIKELY(ms__capturing != NULL)) return false;
-    if (!ms__is_cuda(device) || (c->n && c->index != ms__index(device)) || !ms__is_contiguous(dst)) return false;
-    if (!src) return true;
-    return ms__device(src) == device && src->numel == dst->numel && ms__is_contiguous(src) &&
-           (src->dtype == dst->dtype || (casts(src->dtype) && casts(dst->dtype)));
-}
-
-ms_status ms__copies_add(ms_copies *c, ms_tensor *dst, ms_tensor *src)
-{
-    if (!joins(c, dst, src)) return src ? ms__copy(dst, src) : ms__zero(dst);
-    if (dst->numel == 0) return MS_OK;
-    if (src) MS_TRY(ms__storage_sync(src->storage, false));
-    MS_TRY(ms__storage_sync(dst->storage, true));
-    MS_TRY(ms__grow(&c->list, &c->cap, c->n, sizeof *c->list, "copy", "copies"));
-    c->index = ms__index(ms__device(dst));
-    c->list[c->n++] = (ms_cuda_copy) { .dst = ms__data(dst),
-                                       .src = src ? ms__data(src) : NULL,
-                                       .numel = dst->numel,
-                                       .dst_dtype = dst->dtype,
-                                       .src_dtype = src ? src->dtype : dst->dtype };
-    return MS_OK;
-}
-
-ms_status ms__copies_end(ms_copies *c, ms_status sofar)
-{
-    if (sofar == MS_OK && c->n) sofar = ms__cuda()->ranks.copy_all(c->index, MS_STREAM_COMPUTE, c->n, c->list);
-    free(c->list);
-    *c = (ms_copies) { 0 };
-    return sofar;
 }
 
 ms_status ms_copy_async(ms_id dst, ms_id src)

@@ -13,6 +13,7 @@
 #include "base/activity.h"
 #include "base/trace.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "ops/anomaly.h"
 #include "ops/captured.h"
 #include "ops/families.h"
@@ -357,7 +358,7 @@ static ms_status dispatch(ms_call *c, bool record)
         if (MS_LIKELY(run != NULL)) {
             int gpu = device == MS_CUDA ? ms__device(c->n_out ? c->out[0] : first) : MS_CPU;
             if (MS_UNLIKELY(gpu != MS_CPU)) ms__note_call(gpu, c);
-            st = MS_UNLIKELY(ms__capturing != NULL) ? ms__capture_call(c, run, drawn) : run(c);
+            st = MS_UNLIKELY(ms__capturing != NULL) ? ms__step_recorder.call(c, run, drawn) : run(c);
             if (MS_UNLIKELY(gpu != MS_CPU)) st = finish(c, gpu, st);
         } else if (!(op->flags & MS_OP_VIEW)) {
             st = ms__fail(MS_EUNSUPPORTED,

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "device/device.h"
+#include "device/move.h"
 #include "ops/queued.h"
 
 // KEPT: number of entries of a ring; LISTED: most entries that a message lists; SHOWN: most tensors of a call in an

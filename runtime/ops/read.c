@@ -3,6 +3,7 @@
 #include "base/activity.h"
 #include "device/capture.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "ops/op.h"
 
 static double load(const void *data, int dtype, int64_t k)

@@ -9,6 +9,7 @@
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"
+#include "ops/data.h"
 #include "ops/copy.h"
 #include "ops/op.h"
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "device/device.h"
+#include "device/move.h"
 #include "shard/extend.h"
 #include "shard/gather.h"
 #include "shard/layout/layout.h"

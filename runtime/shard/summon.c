@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "device/device.h"
+#include "device/move.h"
 #include "shard/gather.h"
 #include "shard/root.h"
 #include "ops/op.h"

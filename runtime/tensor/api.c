@@ -7,6 +7,7 @@
 #include "device/capture.h"
 #include "base/activity.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "device/gpu_pool.h"
 #include "device/host_pins.h"
 #include "device/lend.h"

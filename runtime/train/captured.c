@@ -160,7 +160,7 @@ static ms_status repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     ms__note_queued(c->gpu, "captured step");
     MS_TRY(ms__captured_repeat(c));
     ms__rng_rewind(c->offset_now + c->draws);
-    ms__captured_grads_set(c);
+    ms__captured_grads_set(c, ms__leaf_set_grad);
     for (int k = 0; k < c->ends->n_out; k++) {
         ms_tensor *copy;
         MS_TRY(ms__op1(&copy, c->ends->clone, c->ends->out[k]));

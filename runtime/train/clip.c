@@ -10,6 +10,7 @@
 #include "autograd/captured.h"
 #include "base/activity.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "base/trace.h"
 #include "ops/captured.h"
 #include "ops/queued.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// train/optim.h -- the parts of an optimizer's step that captured steps repeat (train/pass.c).
+// train/optim.h -- the pass of an optimizer, for steps (train/step.c) and their repetitions (train/pass.c).
 #ifndef MS_TRAIN_OPTIM_H
 #define MS_TRAIN_OPTIM_H
 
@@ -29,7 +29,10 @@ static inline void ms__factors_of(ms_factors *last, const ms_stepped *l, double 
     memcpy(f, last->values, sizeof last->values);
 }
 
-const char *ms__optim_range(int kind);  // the name of a step in a profile
+enum { MS_OPTIM_BLOCK = 1 << 14 };  // elements that a thread processes at a time
+
+unsigned ms__optim_keeps(const ms_optim_options *o);  // bit k: there is state k
+const char *ms__optim_range(int kind);                // the name of a step in a profile
 // Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: a copy of all jobs on the
 // GPU that runs them; NULL: none. reads: the factor or flag in GPU memory that passes on that GPU read; NULL: none.
 ms_status ms__optim_run(ms_optim_job *jobs, int n, const ms_optim_job *there, const ms_cuda_step *reads);

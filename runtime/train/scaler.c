@@ -7,6 +7,7 @@
 #include "base/activity.h"
 #include "base/trace.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "ops/captured.h"
 #include "ops/queued.h"
 #include "train/flag.h"

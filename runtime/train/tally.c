@@ -7,6 +7,7 @@
 // step for each count that is then possible (train/pass.c).
 #include <math.h>
 
+#include "device/move.h"
 #include "train/tally.h"
 
 #include "base/activity.h"

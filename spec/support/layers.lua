@@ -251,6 +251,15 @@ function M.upward(uses, place_of)
   return list, between
 end
 
+--- The uses within one layer.
+function M.within(uses, place_of)
+  local list = {}
+  for _, use in ipairs(uses) do
+    if place_of(use.user) == place_of(use.used) then list[#list + 1] = use end
+  end
+  return list
+end
+
 --- Cycles between layers: a list of texts "a -> b -> a".
 function M.circles(uses, place_of)
   local next_of, layers = {}, {}

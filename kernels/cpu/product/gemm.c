@@ -577,6 +577,14 @@ ms_status ms__gemm(const ms_gemm *g)
     return ms__gemm_own(g);
 }
 
+ms_status ms__gemm_parts(const ms_gemm *g, int n)
+{
+    ms_status st;
+    if (ms__gemm_takes_few_parts(g, n, &st)) return st;
+    for (int k = 0; k < n; k++) MS_TRY(ms__gemm(&g[k]));
+    return MS_OK;
+}
+
 ms_gemm_fn ms__gemm_fn(const ms_gemm *g)
 {
     ms_gemm_fn direct = ms__gemm_takes_few(g) ? ms__gemm_few : NULL;

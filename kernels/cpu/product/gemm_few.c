@@ -233,7 +233,7 @@ static ms_status few_products(const ms_gemm *g, few_work *next)
 
 ms_status ms__gemm_few(const ms_gemm *g) { return few_products(g, NULL); }
 
-ms_status ms__gemm_parts(const ms_gemm *g, int n)
+bool ms__gemm_takes_few_parts(const ms_gemm *g, int n, ms_status *st)
 {
     few_work rest[MS_GEMM_PARTS];
     ms_matrix x;
@@ -242,7 +242,6 @@ ms_status ms__gemm_parts(const ms_gemm *g, int n)
         few = few_of(&g[k], &rest[k], &x);
         if (k) rest[k - 1].next = &rest[k];
     }
-    if (few) return few_products(g, &rest[1]);
-    for (int k = 0; k < n; k++) MS_TRY(ms__gemm(&g[k]));
-    return MS_OK;
+    if (few) *st = few_products(g, &rest[1]);
+    return few;
 }

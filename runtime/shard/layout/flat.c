@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // shard/layout/flat.c -- concatenates a unit's parameters into one padded flat parameter, which is divided into equal
 // parts.
+#include "ops/data.h"
 #include "device/device.h"
+#include "device/move.h"
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"

@@ -5,7 +5,7 @@
 #ifndef MS_SHARD_LAYOUT_H
 #define MS_SHARD_LAYOUT_H
 
-#include "ops/copy.h"
+#include "ops/data.h"
 #include "shard/unit.h"
 
 struct layout {

@@ -3,6 +3,7 @@
 // torch.chunk divides: the last ranks may have fewer rows or none. The gather copies rows directly to their
 // place in the whole parameter, so no second copy is needed, and padding rows are not sent. A later dimension is
 // divided the same way, but evenly; the gather then copies a rank's part in lines.
+#include "ops/data.h"
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
 

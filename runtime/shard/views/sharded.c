@@ -4,6 +4,7 @@
 // place where backward stored them, or packed.
 #include <stdio.h>
 
+#include "ops/data.h"
 #include "device/device.h"
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"
