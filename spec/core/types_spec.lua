@@ -1,13 +1,20 @@
 -- SPDX-License-Identifier: MIT
 --- Annotations that are made of the engine's table of operators.
 local engine = require "moonshard.core.ffi"
-local process = require "spec.support.process"
+require "moonshard"
 local repl = require "moonshard.tools.repl"
-local types = dofile(process.root .. "/scripts/support/docs/types.lua")
+local types = require "moonshard.tools.engine_types"
 
 describe("annotations of elementwise methods", function()
-  it("are those of the engine's table (scripts/docs writes them)", function()
-    assert.are.equal(types.text(), process.read(process.root .. "/" .. types.path))
+  it("are Lua, and name every optimizer of the engine's table (scripts/docs writes them for editors)", function()
+    local text, kind = types.text(), 0
+    assert.is_function(loadstring(text))
+    while engine.lib.ms_optim_at(kind) ~= nil do
+      local name = engine.ffi.string(engine.lib.ms_optim_at(kind).name)
+      assert.matches("\n---@class " .. name .. ": Optimizer\n", text, 1, true)
+      kind = kind + 1
+    end
+    assert.is_true(kind > 5)
   end)
 
   it("describe every method that the table makes", function()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Every name of the library that documents and examples use is in the reference (docs/api): functions and
---- classes by their place (`ms.zeros`, `nn.Linear`, `fsdp.wrap.or_policy`), methods by their name (`:backward`).
+--- Every name of the library that documents and examples use is in docs/names.md, the list of the reference: functions
+--- and classes by their place (`ms.zeros`, `nn.Linear`, `fsdp.wrap.or_policy`), methods by their name (`:backward`).
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -21,8 +21,16 @@ end
 
 -- The reference: its names, and methods by their last part.
 local known, entries, methods = {}, {}, {}
-for _, path in ipairs(files("docs/api", "%.md$")) do
-  for name in process.read(process.root .. "/" .. path):gmatch "\n### ([%w_.:]+)" do
+for line in process.read(process.root .. "/docs/names.md"):gmatch "\n(%- [^\n]*)" do
+  local names, first = {}, nil
+  for name in line:match "^.-`:":gmatch "`([^`]+)`" do
+    name = name:gsub("%([^`]*$", ""):match "([%w_.:]+)$"       -- of a C function, too
+    if name then
+      first = first or name
+      names[#names + 1] = name == first and name or first:gsub("[%w_]+$", name)     -- abs_, beside Tensor:abs
+    end
+  end
+  for _, name in ipairs(names) do
     known[name], entries[name] = true, true
     local method = name:match ":([%w_]+)$"
     if method then methods[method] = true end

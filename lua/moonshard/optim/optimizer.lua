@@ -455,8 +455,7 @@ function Optimizer:_check(group, later, into) rows.check(self._row, group, later
 
 -- ---- classes ------------------------------------------------------------------------------------
 
--- One class per row of the engine's table. core/types_engine.lua, which is generated from the same table, has their
--- annotations.
+-- One class per row of the engine's table, which also gives their annotations (tools/engine_types.lua).
 local classes = { Optimizer = Optimizer }
 
 local function define(row)

@@ -152,15 +152,23 @@ local function behind(fn)
 end
 
 local here = debug.getinfo(1, "S").source:match "^@(.*/)" or "./"
-local meta = { here .. "../core/types.lua", here .. "../core/types_engine.lua" }
+
+-- The lines of the two files of declarations: the one written by hand, and the one that the engine's tables give.
+local function declarations()
+  if not M._declarations then
+    local made = {}
+    for line in require("moonshard.tools.engine_types").text():gmatch "([^\n]*)\n" do made[#made + 1] = line end
+    M._declarations = { M.lines_of(here .. "../core/types.lua"), made }
+  end
+  return M._declarations
+end
 
 --- Declarations of functions that are made in loops, by name: "Tensor:abs", "ms.zeros".
 ---@return table<string, Annotation>
 function M.declared()
   if M._declared then return M._declared end
   local out = {}
-  for _, path in ipairs(meta) do
-    local lines = M.lines_of(path)
+  for _, lines in ipairs(declarations()) do
     for at, line in ipairs(lines) do
       local name = line:match "^function ([%a.]+[.:][%w_]+)%("
       if name then out[name] = M.parse(lines, at) end
@@ -170,12 +178,12 @@ function M.declared()
   return out
 end
 
---- The annotation of a class that core/types.lua or core/types_engine.lua declares, such as "Tensor" or "AdamW"; nil if
+--- The annotation of a class that core/types.lua or the engine's tables declare, such as "Tensor" or "AdamW"; nil if
 --- neither does.
 ---@return Annotation?
 function M.declared_class(name)
-  for _, path in ipairs(meta) do
-    local lines, seen = M.lines_of(path), false
+  for _, lines in ipairs(declarations()) do
+    local seen = false
     for at, line in ipairs(lines) do
       seen = seen or line:match "^%-%-%-@class ([%w_]+)" == name
       if seen and line:find "^local " then return M.parse(lines, at) end

@@ -2,8 +2,21 @@
 --- Entries of the reference: every public name of the live library with its annotation.
 local annotations = require "moonshard.tools.annotations"
 local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
 
 local M = {}
+
+--- The first source of the engine's tables that is newer than the engine; nil if there is none. With an old engine the
+--- reference would describe old sources.
+---@param root string  the source tree
+---@return string?
+function M.newer_source(root)
+  local places = ("'%s/kernels/rows' '%s/kernels/formulas' '%s/runtime/moonshard.h'"):format(root, root, root)
+  local pipe = io.popen(("find %s -type f -newer '%s' | LC_ALL=C sort"):format(places, engine.path))
+  local path = pipe:read "*l"
+  pipe:close()
+  return path
+end
 
 -- Whether value is a table of public names that has its own section.
 local function is_module(value)

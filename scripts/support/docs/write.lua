@@ -206,6 +206,68 @@ local function write_index(pages)
   return (table.concat(lines, "\n"):gsub("\n+$", "\n"))
 end
 
+-- The first sentence of a text, without links, in one line of about 160 bytes.
+local function sentence(text)
+  text = text:gsub("%s+", " "):gsub("%[([^%]]*)%]%([^)]*%)", "%1")
+  local at = 1
+  while true do
+    local stop = text:find("%.%f[%s%z]", at)
+    if not stop then break end
+    if not text:sub(1, stop):find "%f[%w]e%.g%.$" and not text:sub(1, stop):find "%f[%w]i%.e%.$" then
+      text = text:sub(1, stop)
+      break
+    end
+    at = stop + 1
+  end
+  text = text:gsub("[.:;,]?%s*$", "")
+  if #text <= 160 then return text end
+  return (text:sub(1, 160):gsub("[\128-\255]*$", ""):gsub("[^%w)]*%s%S*$", "")) .. " …"
+end
+
+-- The line of an entry; of `x` and `x_`, which does the same in place, one line.
+local function name_line(entry, in_place)
+  local head, text
+  if entry.declaration then                               -- a C function
+    head, text = entry.declaration:gsub(";$", ""), entry.text
+    if entry.leader then text = "see " .. entry.leader.name end
+  else
+    head, text = signature(entry), entry.annotation.text
+    if entry.same_as then text = "the same as " .. entry.same_as.name end
+  end
+  if in_place then head = ("%s`, `%s"):format(head, in_place.key) end
+  return ("- `%s`: %s"):format(head, sentence(text))
+end
+
+local names_intro = [[
+# Every name
+
+The public names of `require "moonshard"` and of the C interface, with the first sentence of each. `scripts/docs` writes
+this list, and into `docs/api` the reference: arguments, defaults, results and an example of each name. The first build
+writes the reference, too. In a tree that is not built, the annotation above a function says what its page would: search
+for its name. At the prompt (`scripts/repl`), `? nn.Linear` prints it.
+]]
+
+--- docs/names.md: a line for every name. Needs no example to have run.
+---@return { name: string, text: string }
+function M.names(pages)
+  local lines = { generated, names_intro }
+  for _, page in ipairs(pages) do
+    lines[#lines + 1] = ("## %s\n"):format(page.title)
+    local by_name, merged = {}, {}
+    for _, entry in ipairs(page.entries) do by_name[entry.name] = entry end
+    for _, entry in ipairs(page.entries) do
+      local other = by_name[entry.name .. "_"]
+      local text = other and other.annotation and other.annotation.text
+      if text and text:find "^In%-place version of [%w_]+%.?$" then merged[other] = true else other = nil end
+      if not merged[entry] and (entry.declaration or entry.annotation) then
+        lines[#lines + 1] = name_line(entry, other)
+      end
+    end
+    lines[#lines + 1] = ""
+  end
+  return { name = "docs/names.md", text = (table.concat(lines, "\n"):gsub("\n+$", "\n")) }
+end
+
 --- The files of the reference: names under docs/api and contents.
 ---@return { name: string, text: string }[]
 function M.files(pages)

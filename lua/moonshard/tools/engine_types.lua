@@ -1,8 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- The text of lua/moonshard/core/types_engine.lua: the annotations of everything that Lua generates from the engine's
---- tables: elementwise methods (kernels/rows/elementwise.def) and optimizers (kernels/formulas/optim).
-local ms = require "moonshard"
+--- The annotations of everything that Lua generates from the engine's tables: elementwise methods
+--- (kernels/rows/elementwise.def) and optimizers (kernels/formulas/optim). For the prompt's help and the reference; for
+--- editors scripts/docs writes them into core/types_engine.lua.
 local engine = require "moonshard.core.ffi"
+local tensor = require "moonshard.tensor"
 local lib, E, bit_and = engine.lib, engine.ffi.C, bit.band
 
 local M = { path = "lua/moonshard/core/types_engine.lua" }
@@ -19,18 +20,6 @@ local Tensor = {}
 ---@class moonshard.nn
 local nn = { F = {} }
 ]]
-
---- The first source of the engine's tables that is newer than the engine; nil if there is none. With an old engine the
---- reference would describe old sources.
----@param root string  the source tree
----@return string?
-function M.newer_source(root)
-  local places = ("'%s/kernels/rows' '%s/kernels/formulas' '%s/runtime/moonshard.h'"):format(root, root, root)
-  local pipe = io.popen(("find %s -type f -newer '%s' | LC_ALL=C sort"):format(places, engine.path))
-  local path = pipe:read "*l"
-  pipe:close()
-  return path
-end
 
 -- Breaks text into comment lines of at most 120 columns.
 local function comment(mark, text)
@@ -65,7 +54,7 @@ end
 -- Methods that are written in Lua, with annotations of their own, and those of which the in-place form is.
 local in_lua, written_out = { div = true, div_ = true }, { pow = true }
 
---- The text that types_engine.lua should have.
+--- The declarations, as a Lua file.
 ---@return string
 function M.text()
   local out = { head }
@@ -81,14 +70,14 @@ function M.text()
       if lib.ms_op_inputs(op) == 2 then
         declare(doc, ("---@param u Tensor|number  broadcasts %s\n"):format(in_place and "to t's shape" or "with t"),
           "Tensor:", name, "u", returns)
-        if not in_place and ms.Tensor.methods[name .. "_"] and lib.ms_op_find(name .. "_") < 0
+        if not in_place and tensor.methods[name .. "_"] and lib.ms_op_find(name .. "_") < 0
           and not written_out[name] then
           declare(("In-place version of %s."):format(name), "---@param u Tensor|number  broadcasts to t's shape\n",
             "Tensor:", name .. "_", "u", "Tensor self")
         end
       else
         declare(doc, "", "Tensor:", name, "", returns)
-        if ms.Tensor.methods[name .. "_"] then
+        if tensor.methods[name .. "_"] then
           declare(("In-place version of %s."):format(name), "", "Tensor:", name .. "_", "", "Tensor self")
         end
       end
