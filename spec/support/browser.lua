@@ -218,7 +218,8 @@ function Page:close()
   self.child:stop()
   unistd.close(self.to)
   unistd.close(self.from)
-  os.execute(("rm -rf '%s'"):format(self.folder))
+  -- Chromium's own children write in its profile until they notice that it has ended.
+  os.execute(("for k in $(seq 50); do rm -rf '%s' 2>/dev/null && break; sleep 0.1; done"):format(self.folder))
 end
 
 --- The elements of the page after its script ran, and what was written to the console.
