@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/backward.h -- the struct of a run, shared by run.c (stack, tasks, events), backward.c (nodes) and leaf.c.
+// autograd/backward.h -- the struct of a run, shared by run.c (stack, tasks, events), next.c, backward.c (nodes) and
+// leaf.c.
 #ifndef MS_BACKWARD_H
 #define MS_BACKWARD_H
 

@@ -580,7 +580,7 @@ ms_status ms__gemm(const ms_gemm *g)
 ms_status ms__gemm_parts(const ms_gemm *g, int n)
 {
     ms_status st;
-    if (ms__gemm_takes_few_parts(g, n, &st)) return st;
+    if (ms__gemm_few_parts(g, n, &st)) return st;
     for (int k = 0; k < n; k++) MS_TRY(ms__gemm(&g[k]));
     return MS_OK;
 }

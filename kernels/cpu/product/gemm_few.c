@@ -233,7 +233,7 @@ static ms_status few_products(const ms_gemm *g, few_work *next)
 
 ms_status ms__gemm_few(const ms_gemm *g) { return few_products(g, NULL); }
 
-bool ms__gemm_takes_few_parts(const ms_gemm *g, int n, ms_status *st)
+bool ms__gemm_few_parts(const ms_gemm *g, int n, ms_status *st)
 {
     few_work rest[MS_GEMM_PARTS];
     ms_matrix x;
