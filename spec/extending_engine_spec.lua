@@ -99,5 +99,5 @@ describe("docs/extending.md, where it changes the engine,", function()
     end)
   end
 
-  it("has all recipes", function() assert.are.equal(3, #recipes) end)
+  it("has all recipes", function() assert.are.equal(4, #recipes) end)
 end)
