@@ -9,7 +9,7 @@ local cli = require "moonshard.run.cli"
 
 local given = cli.parse("generate", "Generates text with a model trained by scripts/train.", {
   { "from", "path", nil, "folder of a run, or a checkpoint" },
-  { "model", "path", nil, "instead: a folder with config.json, model.safetensors and the tokenizer's files" },
+  { "model", "path", nil, "instead: a folder with config.json, model.safetensors and the tokenizer's files, or a GGUF file" },
   { "chat", "flag", false, "with --model: a conversation; each line of the input is a message" },
   { "format", "text", nil, "with --chat: the chat's format, such as chatml (default: what the tokenizer's files say)" },
   { "system", "text", nil, "with --chat: the message of the system" },

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- GGUF files: those of PyPI's gguf are read, and written byte for byte; models go there and back.
 local folders = require "spec.support.hf_folders"
-local gguf_file = require "moonshard.hf.gguf_file"
+local gguf_file = require "moonshard.io.gguf"
 local golden = require "spec.support.golden"
 local ms = require "moonshard"
 local process = require "spec.support.process"
@@ -72,23 +72,79 @@ describe("a GGUF file", function()
     end)
   end
 
-  it("has the tokenizer of a byte-level BPE", function()
-    local from = folders.make "gpt2"
-    ms.text.train_bpe("to be or not to be", { vocab_size = 260, special_tokens = { "<|end|>" } }):save(
-      from .. "/tokenizer.json")
-    local model = ms.hf.create { model_type = "gpt2", vocab_size = 264, n_embd = 16, n_layer = 1, n_head = 2 }
-    model.family.folder = from
-    ms.hf.save(model, folder .. "/t.gguf")
-    local file = gguf_file.open(folder .. "/t.gguf")
-    file:close()
-    process.remove_folder(from)
-    local values = file.values
-    assert.are.equal("gpt2 gpt-2", values["tokenizer.ggml.model"] .. " " .. values["tokenizer.ggml.pre"])
-    assert.are.same({ "<|end|>", 3, "[PAD263]", 5 }, { values["tokenizer.ggml.tokens"][1],
-      values["tokenizer.ggml.token_type"][1], values["tokenizer.ggml.tokens"][264],
-      values["tokenizer.ggml.token_type"][264] })
-    assert.are.equal(264, #values["tokenizer.ggml.tokens"])
-    assert.is_true(#values["tokenizer.ggml.merges"] > 0)
+  describe("with a tokenizer", function()
+    local DATA = process.root .. "/spec/golden/data/tokenizers/"
+    local cases = require("cjson").decode(process.read(DATA .. "cases.json"))
+
+    -- A folder with a tokenizer and a Llama of as many ids, which is written as folder/t.gguf.
+    local function write(name, as, more)
+      local from, t = process.temp_folder(), ms.text.tokenizer(DATA .. name)
+      process.write(from .. "/" .. as, process.read(DATA .. name))
+      for file, text in pairs(more or {}) do process.write(from .. "/" .. file, text) end
+      local model = ms.hf.create { model_type = "llama", vocab_size = t.vocab_size + 5, hidden_size = 16,
+        intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2, eos_token_id = 7 }
+      model.family.folder = from
+      local warned = table.concat((ms.catch_warnings(ms.hf.save, model, folder .. "/t.gguf")), "\n")
+      process.remove_folder(from)
+      return warned, t
+    end
+
+    for _, row in ipairs {
+      -- name, file, model and pre in the file
+      { "gpt2", "tokenizer.json", "gpt2 gpt-2" }, { "llama3", "tokenizer.json", "gpt2 llama-bpe" },
+      { "bpe", "tokenizer.model", "llama default" },
+    } do
+      local name, file = row[1], row[2]
+      it("gives the same tokens: " .. name, function()
+        local warned, t = write(name .. file:match "%.%w+$", file)
+        assert.are.equal("", warned)
+        local back = ms.text.tokenizer(folder .. "/t.gguf")
+        for _, case in ipairs(cases[name].cases or cases[name]) do
+          local ids, more = t:encode(case.text, { offsets = true })
+          local got, places = back:encode(case.text, { offsets = true })
+          assert.are.same(ids:tolist(), got:tolist(), case.text)
+          if name == "bpe" then assert.are.same(more.offsets:tolist(), places.offsets:tolist(), case.text) end
+          assert.are.equal(t:decode(ids), back:decode(ids))
+        end
+        local opened = gguf_file.open(folder .. "/t.gguf")
+        opened:close()
+        local values = opened.values
+        local n = t.vocab_size + 5
+        assert.are.equal(row[3], values["tokenizer.ggml.model"] .. " " .. values["tokenizer.ggml.pre"])
+        assert.are.same({ n, n, ("[PAD%d]"):format(n - 1), 5 }, { #values["tokenizer.ggml.tokens"],
+          #values["tokenizer.ggml.token_type"], values["tokenizer.ggml.tokens"][n], values["tokenizer.ggml.token_type"][n] })
+        assert.are.equal(t.eos_id or 7, values["tokenizer.ggml.eos_token_id"])
+      end)
+    end
+
+    it("keeps it on the way to another file, and to a folder", function()
+      local _, t = write("llama3.json", "tokenizer.json", { ["tokenizer_config.json"] =
+        '{"bos_token": "<s>", "eos_token": "<|end|>", "chat_template": "{{ hello }}"}' })
+      local model = ms.hf.load(folder .. "/t.gguf")
+      ms.hf.save(model, folder .. "/again.gguf")
+      ms.hf.save(model, folder .. "/out")
+      for _, path in ipairs { "/again.gguf", "/out" } do
+        local back = ms.text.tokenizer(folder .. path)
+        assert.are.same(t:encode("Hello<|end|>"):tolist(), back:encode("Hello<|end|>"):tolist())
+      end
+      local back = ms.text.tokenizer(folder .. "/again.gguf")
+      assert.are.same({ 0, 1 }, { back.bos_id, back.eos_id })
+      local ok, err = pcall(back.apply_chat_template, back, { { role = "user", content = "a" } })
+      assert.is_false(ok)
+      assert.is_truthy(err:find("again.gguf", 1, true), err)
+    end)
+
+    it("has none that llama.cpp lacks, and says so", function()
+      for name, why in pairs { ["bert.json"] = "it is no BPE", ["roberta.json"] = "divided in a way that",
+        ["clip.json"] = "divided in a way that", ["llama2.json"] = "merges do not follow",
+        ["unigram.model"] = "no BPE" } do
+        local warned = write(name, name:find "model$" and "tokenizer.model" or "tokenizer.json")
+        assert.is_truthy(warned:find(why, 1, true), name .. ": " .. warned)
+        local ok, err = pcall(ms.text.tokenizer, folder .. "/t.gguf")
+        assert.is_false(ok)
+        assert.is_truthy(err:find("t.gguf': key 'tokenizer.ggml.model' is nil, expected a string", 1, true), err)
+      end
+    end)
   end)
 
   it("is refused for models that llama.cpp computes differently", function()

@@ -4,7 +4,9 @@ local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local json = require "moonshard.run.json"
 local lfs = require "lfs"
+local log = require "moonshard.core.log"
 local regular = require "moonshard.io.regular"
+local texts = require "moonshard.text.files"
 local weights = require "moonshard.hf.weights"
 
 local M = {}
@@ -100,6 +102,10 @@ function M.finish(model, folder, index, written)
   end
   write(folder .. "/config.json", config_text(model))
   local from = model.family.folder
+  if from and from:find "%.gguf$" then
+    local ok, why = pcall(function() texts.open(from):save(folder .. "/tokenizer.json") end)
+    if not ok then log.warn(("hf.save: the folder gets no tokenizer: %s"):format(why)) end
+  end
   for _, name in ipairs(from and from ~= folder and COPIED or {}) do
     local text = read(from .. "/" .. name)
     if text then write(folder .. "/" .. name, text) end

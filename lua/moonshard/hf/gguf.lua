@@ -4,14 +4,16 @@
 local agree = require "moonshard.parallel.fsdp.agree"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
-local files = require "moonshard.hf.gguf_file"
+local files = require "moonshard.io.gguf"
 local log = require "moonshard.core.log"
 local module = require "moonshard.parallel.fsdp.module"
+local lfs = require "lfs"
 local names = require "moonshard.hf.names"
 local no_grad = require("moonshard.autograd").no_grad
-local read_json = require("moonshard.core.json").decode
 local regular = require "moonshard.io.regular"
 local scope = require "moonshard.tensor.scope"
+local texts = require "moonshard.text.files"
+local tokenizers = require "moonshard.text.gguf"
 
 local M = {}
 
@@ -33,9 +35,9 @@ local LLAMA = {
   { "rms_norm_eps", "attention.layer_norm_rms_epsilon", "f32" },
 }
 local KINDS = {
-  LlamaForCausalLM = { name = "llama", keys = LLAMA, pre = "llama-bpe", pairs = true },
-  Qwen2ForCausalLM = { name = "qwen2", keys = LLAMA, pre = "qwen2" },
-  GPT2LMHeadModel = { name = "gpt2", pre = "gpt-2", keys = {
+  LlamaForCausalLM = { name = "llama", keys = LLAMA, pairs = true },
+  Qwen2ForCausalLM = { name = "qwen2", keys = LLAMA },
+  GPT2LMHeadModel = { name = "gpt2", keys = {
     { "n_layer", "block_count", "u32" }, { "n_positions", "context_length", "u32" },
     { "n_embd", "embedding_length", "u32" }, { "n_head", "attention.head_count", "u32" },
     { "n_inner", "feed_forward_length", "u32" }, { "layer_norm_epsilon", "attention.layer_norm_epsilon", "f32" },
@@ -59,29 +61,19 @@ end
 
 -- ---- writing -------------------------------------------------------------------------------------
 
--- The tokenizer of the model's folder, if it is a byte-level BPE in tokenizer.json.
-local function tokenizer_values(model, kind)
-  local file = model.family.folder and regular.open(model.family.folder .. "/tokenizer.json", "rb")
-  if not file then return {} end
-  local ok, t = pcall(read_json, file:read "*a")
-  file:close()
-  local bpe = ok and type(t) == "table" and t.model
-  if type(bpe) ~= "table" or bpe.type ~= "BPE" or bpe.byte_fallback == true or type(bpe.vocab) ~= "table" then
-    log.warn("hf.save: the GGUF file gets no tokenizer: only byte-level BPE in tokenizer.json is written")
-    return {}
-  end
-  local tokens, types, merges = {}, {}, {}
-  for id = 0, model.lm_head.weight.shape[1] - 1 do tokens[id + 1], types[id + 1] = ("[PAD%d]"):format(id), 5 end
-  for token, id in pairs(bpe.vocab) do tokens[id + 1], types[id + 1] = token, 1 end      -- any order: ids are distinct
-  for _, token in ipairs(t.added_tokens or {}) do
-    tokens[token.id + 1], types[token.id + 1] = token.content, token.special and 3 or 4
-  end
-  for k, merge in ipairs(bpe.merges or {}) do
-    merges[k] = type(merge) == "table" and table.concat(merge, " ") or merge
-  end
-  return { { "tokenizer.ggml.model", "string", "gpt2" }, { "tokenizer.ggml.pre", "string", kind.pre },
-    { "tokenizer.ggml.tokens", "strings", tokens }, { "tokenizer.ggml.token_type", "i32s", types },
-    { "tokenizer.ggml.merges", "strings", merges } }
+-- The tokenizer of the folder or file that the model was read from; none if it has none, or if llama.cpp has none of
+-- its kind. SentencePiece's file comes before tokenizer.json, which has merges instead of scores.
+local function tokenizer_values(model)
+  local from = model.family.folder
+  local pieces = from and from .. "/tokenizer.model"
+  local path = from and (lfs.attributes(pieces, "mode") == "file" and pieces or from:find "%.gguf$" and from
+    or texts.find(from))
+  if not path then return {} end
+  local ok, t = pcall(texts.open, path)
+  local values, why = nil, t
+  if ok then values, why = tokenizers.values(t, model.lm_head.weight.shape[1]) end
+  if not values then log.warn(("hf.save: the GGUF file gets no tokenizer: %s"):format(why)) end
+  return values or {}
 end
 
 local FILE_TYPES = { float32 = 0, float16 = 1, q8_0 = 7, bfloat16 = 32 }
@@ -105,12 +97,13 @@ local function values_of(model, kind, dtype)
       values[#values + 1] = { name .. ".rope.scaling.factor", "f32", o.rotary.factor }
     end
   end
+  local has = {}
+  for _, value in ipairs(tokenizer_values(model)) do values[#values + 1], has[value[1]] = value, true end
   for _, token in ipairs { "bos", "eos" } do
-    local id = config[token .. "_token_id"]
+    local id, key = config[token .. "_token_id"], ("tokenizer.ggml.%s_token_id"):format(token)
     if type(id) == "table" then id = id[1] end
-    if type(id) == "number" then values[#values + 1] = { ("tokenizer.ggml.%s_token_id"):format(token), "u32", id } end
+    if type(id) == "number" and not has[key] then values[#values + 1] = { key, "u32", id } end
   end
-  for _, value in ipairs(tokenizer_values(model, kind)) do values[#values + 1] = value end
   return values
 end
 

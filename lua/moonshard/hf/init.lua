@@ -102,9 +102,11 @@ function M.load(folder, given)
   local o = opts("hf.load", given, { dtype = DTYPES, device = opts.string, ignore = opts.table })
   folder = folders.path(folder)
   if folder:find "%.gguf$" then
-    return gguf.load(folder, function(config)
+    local model = gguf.load(folder, function(config)
       return build(Config.of(config, folder), { dtype = o.dtype, device = "meta", ignore = o.ignore })
     end, o.device)
+    model.family.folder = folder
+    return model
   end
   local config = Config.read(folder)
   local model = build(config, { dtype = o.dtype, device = "meta", ignore = o.ignore })
@@ -165,7 +167,8 @@ end)
 --- Writes a model to a folder, as transformers reads it: config.json, model.safetensors or several files with an index,
 --- and the tokenizer's files of the folder that the model was read from. Collective if the model is sharded: tensors are
 --- gathered and written one at a time, by rank 0. Else rank 0 writes. A path that ends in .gguf: one file for
---- llama.cpp, of Llama, Qwen2 and GPT-2, with the tokenizer if it is a byte-level BPE in tokenizer.json.
+--- llama.cpp, of Llama, Qwen2 and GPT-2, with the tokenizer if llama.cpp has its kind: byte-level BPE, or
+--- SentencePiece's BPE in tokenizer.model.
 ---@param model Module  of ms.hf.load or ms.hf.create
 ---@param folder string  is made if it does not exist
 ---@param given? { max_shard_size: number|string, dtype: "float32"|"float16"|"bfloat16"|"q8_0" }

@@ -5,6 +5,8 @@ local bytes = require "moonshard.text.bytes"
 local data = require "moonshard.data.tokenizer"
 local decoders = require "moonshard.text.decoders"
 local errors = require "moonshard.core.errors"
+local gguf = require "moonshard.text.gguf"
+local levels = require "moonshard.text.byte_level"
 local models = require "moonshard.text.models"
 local nodes = require "moonshard.text.node"
 local normalizers = require "moonshard.text.normalizers"
@@ -20,18 +22,6 @@ local lfs = require "lfs"
 local M = {}
 
 local WHO = "tokenizer"
-
---- Patterns by name, for files that lack one.
-M.PATTERNS = {
-  gpt2 = splitters.GPT2,
-  cl100k = [['(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s]],
-  llama3 = [[(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]],
-  qwen2 = [[(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]],
-  o200k = table.concat({
-    [[[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?]],
-    [[[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?]],
-    [[\p{N}{1,3}]], [[ ?[^\s\p{L}\p{N}]+[\r\n/]*]], [[\s*[\r\n]+]], [[\s+(?!\S)]], [[\s+]] }, "|"),
-}
 
 -- The splitters of one pattern, whose words are bytes.
 local function by_pattern(pattern, path, is_bytes)
@@ -99,7 +89,7 @@ local function from_pair(vocab_path, merges_path, named)
   end
   local by_bytes = models.by_bytes(ids)
   return byte_level(by_bytes, bpe.new { ids = by_bytes, ranks = ranks, joined = joined },
-    by_pattern(splitters.GPT2, vocab_path), special, named)
+    by_pattern(levels.PATTERNS.gpt2, vocab_path), special, named)
 end
 
 local function from_tiktoken(text, path, o)
@@ -117,7 +107,7 @@ local function from_tiktoken(text, path, o)
     if not ids[string.char(b)] then errors.raise("%s: '%s' has no token for byte %d", WHO, path, b) end
   end
   local pattern = o.pattern or "cl100k"
-  return byte_level(ids, bpe.new { ids = ids, whole = true }, by_pattern(M.PATTERNS[pattern] or pattern, path),
+  return byte_level(ids, bpe.new { ids = ids, whole = true }, by_pattern(levels.PATTERNS[pattern] or pattern, path),
     o.special_tokens or {}, o.named)
 end
 
@@ -136,9 +126,8 @@ local function from_own(path)
   return byte_level(ids, bpe.new { ids = ids, ranks = ranks, joined = joined }, by_pattern(OWN, path, true), {}, {})
 end
 
--- A model file of SentencePiece. named: the folder's names of tokens come first.
-local function from_sentencepiece(text, path, named, adds)
-  local parts = sentencepiece.parts(text, path, WHO)
+-- A model of SentencePiece. named: the folder's names of tokens come first.
+local function from_pieces(parts, named, adds)
   for name, token in pairs(named) do parts.named[name] = token end
   parts.template = templates.read()
   local of = tokenizer.new(parts, WHO)
@@ -152,6 +141,13 @@ local function from_sentencepiece(text, path, named, adds)
       single[#single + 1], pair[#pair + 1] = special, special
     end
   end
+  return of
+end
+
+local function from_gguf(path)
+  local read = gguf.read(path, WHO)
+  local of = read.json and from_json(read.json, path, read.named) or from_pieces(read.parts, read.named, read.adds)
+  of._o.chat_template = read.chat_template and { text = read.chat_template, file = path } or nil
   return of
 end
 
@@ -203,12 +199,23 @@ local function open_file(path, folder, o)
   if merges and exists(merges .. "merges.txt") then return from_pair(path, merges .. "merges.txt", o.named) end
   local text = raw.read(path, WHO)
   if text:find "^[%w+/=]+ %d+[\r\n]" then return from_tiktoken(text, path, o) end
-  if text:byte() == 10 and not text:find "^%s*{" then return from_sentencepiece(text, path, o.named, adds) end
+  if text:byte() == 10 and not text:find "^%s*{" then
+    return from_pieces(sentencepiece.parts(text, path, WHO), o.named, adds)
+  end
   if not text:find "^%s*{" and not text:find "^\239\187\191" then
     errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken or SentencePiece", WHO, path)
   end
   if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(path) end
   return from_json(text, path, o.named)
+end
+
+--- The tokenizer's file in a folder; nil if there is none.
+---@param folder string
+---@return string?
+function M.find(folder)
+  for _, name in ipairs { "tokenizer.json", "vocab.json", "tokenizer.tiktoken", "tokenizer.model", "spiece.model" } do
+    if exists(folder .. "/" .. name) then return folder .. "/" .. name end
+  end
 end
 
 --- Reads a tokenizer: a folder, or one of its files.
@@ -222,12 +229,11 @@ function M.open(path, given)
     opts.expect(text, opts.string, "%s: a key of option 'special_tokens'", WHO)
     opts.expect(id, nodes.ID, "%s: option 'special_tokens.%s'", WHO, text)
   end
+  if path:find "%.gguf$" then return from_gguf(path) end
   local folder = path
   if lfs.attributes(path, "mode") == "directory" then
-    for _, name in ipairs { "tokenizer.json", "vocab.json", "tokenizer.tiktoken", "tokenizer.model", "spiece.model" } do
-      if exists(folder .. "/" .. name) then path = folder .. "/" .. name break end
-    end
-    if path == folder then
+    path = M.find(folder)
+    if not path then
       errors.raise("%s: folder '%s' has no tokenizer.json, vocab.json, tokenizer.tiktoken, tokenizer.model or spiece.model", WHO, folder)
     end
   else

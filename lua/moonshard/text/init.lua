@@ -15,11 +15,11 @@ local train = require "moonshard.text.train"
 local M = {}
 
 --- Reads a tokenizer from a model's folder or from a file: `tokenizer.json` (BPE of bytes or characters, WordPiece,
---- Unigram), GPT-2's `vocab.json` with `merges.txt`, a file of tiktoken, SentencePiece's model, or the file of
---- Tokenizer:save. In a folder, tokenizer_config.json names the tokens of bos_id, eos_id and pad_id, and says which of
---- them SentencePiece's models add to texts. Needs Debian's libpcre2-8-0, and libutf8proc2 where text is normalized.
---- Errors: a file that is damaged, or that asks for what Moonshard does not have; the message names the file and the
---- key.
+--- Unigram), GPT-2's `vocab.json` with `merges.txt`, a file of tiktoken, SentencePiece's model, a GGUF file, or the
+--- file of Tokenizer:save. In a folder, tokenizer_config.json names the tokens of bos_id, eos_id and pad_id, and says
+--- which of them SentencePiece's models add to texts. Needs Debian's libpcre2-8-0, and libutf8proc2 where text is
+--- normalized. Errors: a file that is damaged, or that asks for what Moonshard does not have; the message names the
+--- file and the key.
 ---@param path string  a folder or a file
 ---@param given? { pattern: string, special_tokens: table<string, integer> }  pattern: of tiktoken's files, which lack it: "cl100k" (default), "gpt2", "llama3", "o200k", "qwen2" or a regular expression that divides text into words; special_tokens: ids by token, of tiktoken's files
 ---@return TextTokenizer

@@ -97,6 +97,10 @@ function Regex:find(text, at)
   return nil, 0
 end
 
+--- The pattern that the regular expression was made of.
+---@return string
+function Regex:pattern() return self._pattern end
+
 --- A pattern that matches a text itself.
 ---@param text string
 ---@return string

@@ -121,6 +121,44 @@ end
 
 local function whole_is(v) return type(v) == "number" and v % 1 == 0 end
 
+--- The parts of a tokenizer (see tokenizer.new) of a model's pieces.
+---@param list { text: string, score: number, type: integer }[]
+---@param train { kind: integer, fallback: integer, bos: integer?, eos: integer?, pad: integer? }  kind: 1 is unigram, 2 is BPE
+---@param spec { map: string, prefix: integer, squeezes: integer, escapes: integer }
+---@param damaged fun(what: string)  raises an error
+---@return table
+function M.of(list, train, spec, damaged)
+  local map, why = charsmaps.new(spec.map)
+  if not map then damaged("precompiled_charsmap " .. why) end
+  local ids, scores, tokens, added, fallback, texts, unknown = {}, {}, {}, {}, {}, {}, nil
+  for k, piece in ipairs(list) do
+    local id, kind = k - 1, piece.type
+    tokens[id] = kind ~= UNUSED and piece.text or nil
+    if kind == UNKNOWN then
+      unknown = id
+    elseif kind == CONTROL then
+      added[#added + 1] = { id = id, text = piece.text, special = true }
+    elseif kind == USER then
+      added[#added + 1] = { id = id, text = piece.text:gsub(" ", SPACE), normalized = true, verbatim = true }
+    elseif kind == BYTE then
+      local b = tonumber(piece.text:match "^<0x(%x%x)>$" or "", 16)
+      if not b then damaged(("piece %d"):format(id)) end
+      fallback[b], texts[piece.text] = id, string.char(b)
+    elseif kind ~= UNUSED then
+      ids[piece.text], scores[id] = ids[piece.text] or id, piece.score
+    end
+  end
+  if not unknown then damaged "it has no unknown piece" end
+  local o = { ids = ids, scores = scores, unknown = unknown, bytes = train.fallback ~= 0 and fallback or nil,
+    fuse = true, by_char = true, single = true, cut = train.kind == 2 and bpe.cut_at(ids, SPACE) or nil }
+  local named = {}
+  for name, id in pairs { bos_id = train.bos, eos_id = train.eos, pad_id = train.pad } do
+    named[name] = whole_is(id) and tokens[id] or nil
+  end
+  return { model = train.kind == 2 and bpe.new(o) or unigram.new(o), tokens = tokens, added = added, splitters = {},
+    normalizer = normalizer(spec, map), decoder = decoder(spec, tokens[unknown], texts), named = named }
+end
+
 --- The parts of a tokenizer (see tokenizer.new) of a model file's bytes.
 ---@param text string
 ---@param path string  for errors
@@ -150,37 +188,12 @@ function M.parts(text, path, who)
     errors.raise("%s: '%s': model_type is %d%s, expected 1 (unigram) or 2 (BPE), with spaces before words", who, path,
       train.kind, train.suffix ~= 0 and " and treat_whitespace_as_suffix is set" or "")
   end
-  local map, why = charsmaps.new(spec.map)
-  if not map then damaged("precompiled_charsmap " .. why) end
-
-  local ids, scores, tokens, added, fallback, texts, unknown = {}, {}, {}, {}, {}, {}, nil
   for k, piece in ipairs(list) do
-    local id, kind = k - 1, piece.type
-    tokens[id] = piece.text
-    if kind == UNUSED then errors.raise("%s: '%s': piece %d is unused, which Moonshard does not have", who, path, id) end
-    if kind == UNKNOWN then
-      unknown = id
-    elseif kind == CONTROL then
-      added[#added + 1] = { id = id, text = piece.text, special = true }
-    elseif kind == USER then
-      added[#added + 1] = { id = id, text = piece.text:gsub(" ", SPACE), normalized = true, verbatim = true }
-    elseif kind == BYTE then
-      local b = tonumber(piece.text:match "^<0x(%x%x)>$" or "", 16)
-      if not b then damaged(("piece %d"):format(id)) end
-      fallback[b], texts[piece.text] = id, string.char(b)
-    else
-      ids[piece.text], scores[id] = ids[piece.text] or id, piece.score
+    if piece.type == UNUSED then
+      errors.raise("%s: '%s': piece %d is unused, which Moonshard does not have", who, path, k - 1)
     end
   end
-  if not unknown then damaged "it has no unknown piece" end
-  local o = { ids = ids, scores = scores, unknown = unknown, bytes = train.fallback ~= 0 and fallback or nil,
-    fuse = true, by_char = true, single = true, cut = train.kind == 2 and bpe.cut_at(ids, SPACE) or nil }
-  local named = {}
-  for name, id in pairs { bos_id = train.bos, eos_id = train.eos, pad_id = train.pad } do
-    named[name] = whole_is(id) and tokens[id] or nil
-  end
-  return { model = train.kind == 2 and bpe.new(o) or unigram.new(o), tokens = tokens, added = added, splitters = {},
-    normalizer = normalizer(spec, map), decoder = decoder(spec, tokens[unknown], texts), named = named }
+  return M.of(list, train, spec, damaged)
 end
 
 return M

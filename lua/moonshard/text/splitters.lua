@@ -2,13 +2,12 @@
 --- Pre-tokenizers: they divide pieces into words, which tokens do not cross. A splitter is fn(piece, emit, at_start),
 --- which calls emit(piece) for each word; at_start: the piece begins the text. The field `regex` of a list of
 --- splitters is set if one regular expression does it all: each match is a word, and each gap, unless `drops` is set.
+local levels = require "moonshard.text.byte_level"
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
 local regexes = require "moonshard.text.regex"
 
 local M = {}
-
-M.GPT2 = [['s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+]]
 
 local function regex_of(node, key, pattern)
   local regex, why = regexes.new(pattern, node.who)
@@ -110,7 +109,7 @@ local kinds = {}
 
 function kinds.ByteLevel(node)
   local prefix = node:get("add_prefix_space", opts.boolean) ~= false
-  local regex = node:get("use_regex", opts.boolean) ~= false and regex_of(node, "use_regex", M.GPT2) or nil
+  local regex = node:get("use_regex", opts.boolean) ~= false and regex_of(node, "use_regex", levels.PATTERNS.gpt2) or nil
   local split = regex and split_by(regex, "Isolated", false)
   if regex and not prefix then return split, regex end
   return function(piece, emit)

@@ -2,9 +2,9 @@
 --- Trains byte-level BPE. The tokens are numbered as PyPI's `tokenizers` does: special ones, bytes in the order of their
 --- characters, merges.
 local bytes = require "moonshard.text.bytes"
-local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.text.files"
+local levels = require "moonshard.text.byte_level"
 local merges = require "moonshard.data.merges"
 local opts = require "moonshard.core.opts"
 local regexes = require "moonshard.text.regex"
@@ -21,7 +21,7 @@ function M.bpe(texts, given)
   opts.need(opts.is_plain(texts), texts, "a string or a list of strings", "%s: argument 1", who)
   for k, text in ipairs(texts) do opts.expect(text, opts.string, "%s: text %d", who, k) end
   local special = o.special_tokens or {}
-  local pattern = files.PATTERNS[o.pattern] or o.pattern
+  local pattern = levels.PATTERNS[o.pattern] or o.pattern
   local regex, why = regexes.new(pattern, who)
   if not regex then errors.raise("%s: option 'pattern' is no regular expression: %s", who, why) end
 
@@ -33,8 +33,7 @@ function M.bpe(texts, given)
   for k, text in ipairs(special) do
     opts.expect(text, opts.string, "%s: special token %d", who, k)
     if vocab[text] then errors.raise("%s: special token '%s' is given twice", who, text) end
-    added[k] = { id = add(text), content = text, single_word = false, lstrip = false, rstrip = false, normalized = false,
-      special = true }
+    added[k] = { id = add(text), content = text, special = true }
   end
   local chars, id_of, list = {}, {}, {}
   for b = 0, 255 do chars[b + 1] = bytes.char[b] end
@@ -53,15 +52,7 @@ function M.bpe(texts, given)
     local both = tokens[a] .. tokens[b]
     return vocab[both] or add(both)
   end)
-  local null = cjson.null
-  local level = { type = "ByteLevel", add_prefix_space = false, trim_offsets = false, use_regex = false }
-  local text = cjson.encode { version = "1.0", truncation = null, padding = null, normalizer = null,
-    added_tokens = #added > 0 and added or null, decoder = level, post_processor = level,
-    pre_tokenizer = { type = "Sequence", pretokenizers = {
-      { type = "Split", pattern = { Regex = pattern }, behavior = "Isolated", invert = false }, level } },
-    model = { type = "BPE", dropout = null, unk_token = null, continuing_subword_prefix = null, end_of_word_suffix = null,
-      fuse_unk = false, byte_fallback = false, ignore_merges = false, vocab = vocab, merges = list } }
-  return files.from_json((text:gsub('"merges":{}', '"merges":[]')), "trained", {})
+  return files.from_json(levels.json { vocab = vocab, merges = list, added = added, pattern = pattern }, "trained", {})
 end
 
 return M

@@ -155,7 +155,7 @@ local function bytes_of(ctype, value) return ffi.string(ffi.new(ctype .. "[1]", 
 local function string_bytes(text) return bytes_of("uint64_t", #text) .. text end
 
 -- The bytes of a value: { "u32", 3 }, { "f32", 0.5 }, { "string", "x" }, { "bool", true }, { "strings", list },
--- { "i32s", list }.
+-- { "i32s", list }, { "f32s", list }.
 local encoders = {
   u32 = function(v) return bytes_of("uint32_t", U32) .. bytes_of("uint32_t", v) end,
   f32 = function(v) return bytes_of("uint32_t", F32) .. bytes_of("float", v) end,
@@ -170,6 +170,7 @@ local function list_encoder(of, encode)
   end
 end
 encoders.strings = list_encoder(STRING, string_bytes)
+encoders.f32s = list_encoder(F32, function(v) return bytes_of("float", v) end)
 encoders.i32s = list_encoder(I32, function(v) return bytes_of("int32_t", v) end)
 
 --- Writes the values and the list of tensors to a file that was opened for writing; `put` then writes the tensors, in
