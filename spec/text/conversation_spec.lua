@@ -67,6 +67,17 @@ describe("a chat", function()
     end
   end)
 
+  it("warns if nothing ends its answers", function()
+    local bare = ms.text.train_bpe("to be", { vocab_size = 256 })
+    local format = { message = function(m) return m.role .. ": ", m.content, "\n" end }
+    local list, chat = ms.catch_warnings(ms.text.chat, random_model(), bare,
+      options { chat = format, max_new_tokens = 3 })
+    assert.matches("nothing ends an answer before its 3 tokens", list[1])
+    assert.are.equal(3, #bare:encode(chat:say "be"):tolist())
+    assert.are.equal(0, #(ms.catch_warnings(ms.text.chat, random_model(), bare, options { chat = format,
+      eos_token_id = 3 })))
+  end)
+
   it("refuses wrong calls, and leaves the conversation as it was", function()
     local model = random_model()
     for _, row in ipairs {

@@ -61,6 +61,8 @@ describe("ms.text.examples", function()
 
   it("takes another file as one text", function()
     assert.are.equal("a question<|end|>", learned(examples("a question", nil, "data.txt")[1]))
+    assert.are.equal("a question<|end|>", learned(examples("\239\187\191a question", nil, "data.txt")[1]))
+    assert.are.equal("a<|end|>", learned(examples("\239\187\191{\"text\": \"a\"}\n")[1]))
   end)
 
   for label, row in ms.sorted_pairs {

@@ -314,6 +314,8 @@ describe("a text ends", function()
     assert.are.same({ { 1, 2, 3, 4, 5 }, { 21, 22, 23, 24, 25 } }, new_of(o))
     o.stop_strings = "d"
     assert.are.same({ 1, 2, 3 }, new_of(o)[1])
+    o.stop_strings = {}
+    assert.are.equal(20, #new_of(o)[1])
     o.stop_strings = "abc"                               -- the prompt is no part of it
     assert.are.equal(20, #new_of(o)[1])
   end)

@@ -207,6 +207,23 @@ describe("a tokenizer of ms.text", function()
     assert.are.same({ 1, 2 }, (t:encode_batch({ "" })).shape)
   end)
 
+  it("makes batches of pairs as the reference", function()
+    local t, batches = open "bert", golden.pair_batches
+    for most, want in ms.sorted_pairs(batches.rows) do
+      local ids, mask, types = t:encode_batch(batches.texts, { pad_id = 0, max_length = tonumber(most) })
+      assert.are.same(want.ids, ids:tolist(), most)
+      assert.are.same(want.mask, mask:to("int64"):tolist(), most)
+      assert.are.same(want.types, types:tolist(), most)
+    end
+    local ids, _, types = t:encode_batch({ { "the", "software" }, "the" }, { pad_id = 0, side = "left" })
+    assert.are.same({ 0, 1, 1 }, { types[1][1]:item(), types[1][ids:size(2)]:item(), types[1][ids:size(2) - 1]:item() })
+    assert.are.same(0, types[2]:sum():item())
+    assert.matches("encode_batch: text 1 is a table, expected a string or two", message(t.encode_batch, t, { { "a" } }))
+    assert.matches("the second of text 1 is a number", message(t.encode_batch, t, { { "a", 1 } }))
+    assert.matches("option 'max_length' is 2, but the template adds 3 tokens",
+      message(t.encode_batch, t, { { "a", "b" } }, { max_length = 2 }))
+  end)
+
   it("names the tokens of a folder", function()
     write("tokenizer.json", process.read(DATA .. "roberta.json"))
     write("tokenizer_config.json", '{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"}')
@@ -248,7 +265,7 @@ describe("a tokenizer of ms.text", function()
     wrong(function(s) s.model.unk_token = "?!" end, "model.unk_token is '?!', which vocab lacks")
     wrong(function(s) s.normalizer = { type = "Upper" } end, "normalizer.type is 'Upper', which Moonshard does not have")
     wrong(function(s) s.pre_tokenizer = {} end, "pre_tokenizer.type is missing")
-    wrong(function(s) s.added_tokens[2] = "x" end, "added_tokens[2] is a string ('x'), expected a table")
+    wrong(function(s) s.added_tokens[2] = "x" end, "added_tokens[2] is a string ('x'), expected an object or a list")
     wrong(function(s) s.post_processor.single[1].SpecialToken.id = "?" end,
       "post_processor.single[1].SpecialToken.id is '?', which special_tokens lacks")
     wrong(function(s) s.model.merges[3] = { "Q", "nope" } end,

@@ -2,6 +2,7 @@
 --- Reads JSON as its grammar has it. cjson alone also takes numbers such as NaN, 0x10, 01 and "5.", and rounds whole
 --- numbers beyond 2^53.
 local cjson = require "cjson"
+local errors = require "moonshard.core.errors"
 
 local M = {}
 
@@ -36,6 +37,16 @@ local function wrong_number(text, exact)
     end
     at = text:find('["%-%d]', at + 1)
   end
+end
+
+--- A decoded value, for messages: null, a list and an object by these words.
+---@param value any
+---@param other? fun(value: any): string  describes other values (default: errors.show)
+---@return string
+function M.show(value, other)
+  if value == cjson.null then return "null" end
+  if type(value) ~= "table" then return (other or errors.show)(value) end
+  return next(value) == nil and "an empty list or object" or value[1] ~= nil and "a list" or "an object"
 end
 
 --- The value of a JSON text, which may begin with the byte order mark of UTF-8. Raises what is wrong with the text.

@@ -8,8 +8,8 @@
 local activations = require "moonshard.hf.activations"
 local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
+local json = require "moonshard.core.json"
 local opts = require "moonshard.core.opts"
-local read_json = require("moonshard.core.json").decode
 local regular = require "moonshard.io.regular"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 
@@ -35,6 +35,8 @@ Config.head = opts.kind("a whole number from 1 to 65536", function(v)
 end)
 Config.share = opts.kind("a number from 0 to 1", function(v) return type(v) == "number" and v >= 0 and v <= 1 end)
 Config.positive = opts.kind("a number > 0", function(v) return type(v) == "number" and v > 0 and v < math.huge end)
+
+Config.object = opts.kind("an object", function(v) return opts.is_plain(v) and v[1] == nil end)
 
 Config.act = opts.one_of(errors.names(activations))
 
@@ -71,7 +73,7 @@ function Config.read(folder, name)
   local text = file:read(MOST + 1) or ""
   file:close()
   if #text > MOST then errors.raise("hf: '%s' has more than %d bytes", path, MOST) end
-  local ok, values = pcall(read_json, text)
+  local ok, values = pcall(json.decode, text)
   if not ok then errors.raise("hf: '%s' is not valid JSON: %s", path, tostring(values)) end
   if not opts.is_plain(values) or values[1] ~= nil then errors.raise("hf: '%s' is not an object of JSON", path) end
   local config = make(path, values)
@@ -90,11 +92,6 @@ function Config:fail(key, format, ...)
   errors.raise("hf: '%s': key '%s%s' " .. format, self.path, self.prefix, key, ...)
 end
 
-local function shown(value)
-  if value == cjson.null then return "null" end
-  return type(value) == "table" and errors.kind(value) or errors.show(value)
-end
-
 --- The value of a key. Without a default the key must be there; null is as good as absent.
 ---@param key string
 ---@param kind table  a kind of moonshard.core.opts
@@ -107,7 +104,7 @@ function Config:get(key, kind, default)
     if default ~= nil then return default end
     self:fail(key, "is missing, expected %s", kind.text)
   end
-  if not kind.test(value) then self:fail(key, "is %s, expected %s", shown(value), kind.text) end
+  if not kind.test(value) then self:fail(key, "is %s, expected %s", json.show(value), kind.text) end
   return value
 end
 
@@ -126,14 +123,14 @@ function Config:only(key, value)
   self.asked[key] = true
   local v = self.values[key]
   if v ~= nil and v ~= cjson.null and v ~= value then
-    self:fail(key, "is %s; only %s is supported", shown(v), shown(value))
+    self:fail(key, "is %s; only %s is supported", json.show(v), json.show(value))
   end
 end
 
 --- The number of classes of a classifier.
 function Config:labels()
   self:only("problem_type", "single_label_classification")
-  local names, n = self:maybe("id2label", opts.table), 0
+  local names, n = self:maybe("id2label", Config.object), 0
   for _ in pairs(names or {}) do n = n + 1 end
   return self:get("num_labels", Config.size, n > 0 and n or 2)
 end
@@ -142,7 +139,7 @@ end
 ---@param key string
 ---@return HFConfig?
 function Config:part(key)
-  local values = self:maybe(key, opts.table)
+  local values = self:maybe(key, Config.object)
   return values and make(self.path, values, self.prefix .. key .. ".")
 end
 
@@ -159,7 +156,7 @@ function Config:finish(ignored)
     local off = value == cjson.null or value == false or value == 0 or type(value) == "table" and next(value) == nil
     if not self.asked[key] and not HARMLESS[key] and not off then
       self:fail(key, "is %s, which Moonshard does not know; if it does not change the results, write "
-        .. "ms.hf.load(folder, { ignore = { '%s' } })", shown(value), key)
+        .. "ms.hf.load(folder, { ignore = { '%s' } })", json.show(value), key)
     end
   end
 end

@@ -2,10 +2,10 @@
 --- The index of a model in several safetensors files, `model.safetensors.index.json`: its weight_map names the file of
 --- each tensor.
 local errors = require "moonshard.core.errors"
+local json = require "moonshard.core.json"
 local formats = require "moonshard.io.formats"
 local lfs = require "lfs"
 local opts = require "moonshard.core.opts"
-local read_json = require("moonshard.core.json").decode
 local regular = require "moonshard.io.regular"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 
@@ -28,18 +28,18 @@ function M.read(path)
   local text = file:read(MOST + 1) or ""
   file:close()
   if #text > MOST then errors.raise("load: '%s' has more than %d bytes", path, MOST) end
-  local ok, index = pcall(read_json, text)
+  local ok, index = pcall(json.decode, text)
   if not ok then errors.raise("load: '%s' is not valid JSON: %s", path, tostring(index)) end
   local map = opts.is_plain(index) and index.weight_map
   if not opts.is_plain(map) or next(map) == nil then
     errors.raise("load: '%s': key 'weight_map' is %s, expected an object with a file for each tensor", path,
-      opts.is_plain(index) and errors.kind(map) or "missing")
+      map and json.show(map) or "missing")
   end
   local folder, parts, by_name = path:match "^(.*/)[^/]*$" or "", {}, {}
   for name, at in sorted_pairs(map) do
     if type(name) ~= "string" or type(at) ~= "string" or not at:find "^[%w_][%w_.-]*$" then
       errors.raise("load: '%s': key 'weight_map.%s' is %s, expected the name of a file in this folder", path,
-        tostring(name), errors.show(at))
+        tostring(name), json.show(at))
     end
     if not at:find "%.safetensors$" then
       errors.raise("load: '%s' %s", path, formats.advice(path) or "does not name files of safetensors")

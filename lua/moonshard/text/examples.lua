@@ -3,8 +3,8 @@
 local errors = require "moonshard.core.errors"
 local chat = require "moonshard.text.chat"
 local opts = require "moonshard.core.opts"
-local raw = require "moonshard.data.raw"
 local tables = require "moonshard.data.tables"
+local zlib = require "moonshard.data.zlib"
 local TextTokenizer = require("moonshard.text.tokenizer").TextTokenizer
 
 local M = {}
@@ -91,7 +91,7 @@ function M.read(path, tokenizer, given)
   opts.expect(path, opts.string, "%s: the path", WHO)
   opts.need(getmetatable(tokenizer) == TextTokenizer, tokenizer, "a tokenizer", "%s: argument 2", WHO)
   local o = opts(WHO, given, { chat = opts.any })
-  if not path:find "%.jsonl?$" then return { of_text(tokenizer, raw.read(path, WHO)) } end
+  if not path:find "%.jsonl?$" then return { of_text(tokenizer, zlib.read_text(path, WHO)) } end
   local format
   local function format_of()
     if format then return format end

@@ -17,6 +17,7 @@ local regexes = require "moonshard.text.regex"
 local templates = require "moonshard.text.templates"
 local sentencepiece = require "moonshard.text.sentencepiece"
 local tokenizer = require "moonshard.text.tokenizer"
+local zlib = require "moonshard.data.zlib"
 local lfs = require "lfs"
 
 local M = {}
@@ -78,7 +79,7 @@ M.from_json = from_json
 local function from_pair(vocab_path, merges_path, named)
   local node = nodes.new(raw.read(vocab_path, WHO), vocab_path, WHO)
   local ids, lines = models.vocabulary(node), {}
-  for line in raw.read(merges_path, WHO):gmatch "[^\r\n]+" do
+  for line in zlib.read_text(merges_path, WHO):gmatch "[^\r\n]+" do
     if not (#lines == 0 and line:find "^#version") then lines[#lines + 1] = line end
   end
   local merges = setmetatable({ value = lines, file = merges_path, who = WHO, path = "line" }, getmetatable(node))

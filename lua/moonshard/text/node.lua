@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Values of a JSON file that others wrote: what is read is checked, and errors name the file and the key.
 local errors = require "moonshard.core.errors"
+local json = require "moonshard.core.json"
 local opts = require "moonshard.core.opts"
-local read_json = require("moonshard.core.json").decode
 local cjson = require "cjson"
 
 local Node = {}
@@ -20,13 +20,13 @@ end)
 ---@param path string  of the file, for errors
 ---@param who string  the function that errors name
 function M.new(text, path, who)
-  local ok, value = pcall(read_json, text)
+  local ok, value = pcall(json.decode, text)
   if not ok then errors.raise("%s: '%s' is no JSON: %s", who, path, value) end
-  if type(value) ~= "table" then errors.raise("%s: '%s' is %s, expected an object", who, path, errors.kind(value)) end
+  if type(value) ~= "table" then errors.raise("%s: '%s' is %s, expected an object", who, path, json.show(value, errors.kind)) end
   return setmetatable({ value = value, file = path, who = who, path = "" }, Node)
 end
 
-local function shown(v) return type(v) == "table" and (v[1] ~= nil and "a list" or "an object") or errors.kind(v) end
+local BRANCH = opts.kind("an object or a list", opts.table.test)
 
 local function path_of(self, key)
   if type(key) == "number" then return ("%s[%d]"):format(self.path, key) end
@@ -49,13 +49,13 @@ function Node:get(key, kind, required)
   if value == cjson.null then value = nil end
   if value == nil and not required then return nil end
   if value == nil then self:fail(key, "is missing") end
-  if not kind.test(value) then self:fail(key, ("is %s, expected %s"):format(shown(value), kind.text)) end
+  if not kind.test(value) then self:fail(key, ("is %s, expected %s"):format(json.show(value, errors.kind), kind.text)) end
   return value
 end
 
 --- The node of a key that is an object or a list; nil as for get.
 function Node:child(key, required)
-  local value = self:get(key, opts.table, required)
+  local value = self:get(key, BRANCH, required)
   return value and setmetatable({ value = value, file = self.file, who = self.who, path = path_of(self, key) }, Node)
 end
 
@@ -88,7 +88,7 @@ function Node:only(key, ...)
   for k = 1, select("#", ...) do
     if value == select(k, ...) then return end
   end
-  self:fail(key, ("is %s, which Moonshard does not have"):format(shown(value)))
+  self:fail(key, ("is %s, which Moonshard does not have"):format(json.show(value, errors.kind)))
 end
 
 return M

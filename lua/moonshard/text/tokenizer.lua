@@ -275,11 +275,20 @@ function TextTokenizer:encode(text, given)
   return tokens
 end
 
+-- Cuts two lists to `most` tokens together: the longer one to the length of the shorter, then both.
+local function cut_pair(a, b, most)
+  if a.n + b.n <= most then return end
+  if a.n > b.n then a, b = b, a end
+  a.n = math.min(a.n, math.floor(most / 2))
+  b.n = most - a.n
+end
+
 --- The tokens of texts, as a batch whose rows are as long as the longest one.
----@param texts string[]  at least one
----@param given? { max_length: integer, length: integer, multiple: integer, pad_id: integer, side: "right"|"left", special: boolean, parse: boolean }  max_length: longer rows are cut; length: the least length of a row; multiple: the length is a multiple of this; pad_id: fills rows (default: the tokenizer's pad_id); side: where rows are filled (default "right"; "left" for generation); special, parse: as for encode
+---@param texts (string|string[])[]  at least one; two texts, for models of two texts, as { first, second }
+---@param given? { max_length: integer, length: integer, multiple: integer, pad_id: integer, side: "right"|"left", special: boolean, parse: boolean }  max_length: longer rows are cut, of two texts the longer one first; length: the least length of a row; multiple: the length is a multiple of this; pad_id: fills rows (default: the tokenizer's pad_id); side: where rows are filled (default "right"; "left" for generation); special, parse: as for encode
 ---@return Tensor ids  int64 [texts, length]
 ---@return Tensor mask  bool [texts, length], true for the texts' tokens
+---@return Tensor? types  int64 [texts, length], if there are pairs: 0 or 1 for the first or second text, and 0 where rows are filled
 function TextTokenizer:encode_batch(texts, given)
   local who = "encode_batch"
   expect_self(self, who)
@@ -287,17 +296,26 @@ function TextTokenizer:encode_batch(texts, given)
   local o = opts(who, given, { max_length = opts.whole_from(1), length = opts.option(opts.whole_from(0), 0),
     multiple = opts.option(opts.whole_from(1), 1), pad_id = opts.whole_from(0),
     side = opts.one_of({ "right", "left" }, "right"), special = true, parse = true })
-  local template = (o.special and self._o.template or PLAIN).single
-  local lists, length, same = {}, o.length, true
-  local most = o.max_length and o.max_length - added_by(template)
-  if most and most < 0 then
-    errors.raise("%s: option 'max_length' is %d, but the template adds %d tokens", who, o.max_length, added_by(template))
-  end
+  local lists, types, length, same = {}, nil, o.length, true
   for k, text in ipairs(texts) do
-    opts.expect(text, opts.string, "%s: text %d", who, k)
-    local list = list_of(self, text, false, not o.parse)
-    if most then list.n = math.min(list.n, most) end
-    lists[k] = is_bare(template) and list or fill(template, { list })
+    local first, second = text, nil
+    if type(text) == "table" then
+      opts.need(opts.is_plain(text) and #text == 2, text, "a string or two", "%s: text %d", who, k)
+      first, second = text[1], opts.expect(text[2], opts.string, "%s: the second of text %d", who, k)
+      types = types or {}
+    end
+    opts.expect(first, opts.string, "%s: text %d", who, k)
+    local template = (o.special and self._o.template or PLAIN)[second and "pair" or "single"]
+    local most = (o.max_length or math.huge) - added_by(template)
+    if most < 0 then
+      errors.raise("%s: option 'max_length' is %d, but the template adds %d tokens", who, o.max_length,
+        added_by(template))
+    end
+    local of = { list_of(self, first, false, not o.parse), second and list_of(self, second, false, not o.parse) }
+    if second then cut_pair(of[1], of[2], most) else of[1].n = math.min(of[1].n, most) end
+    local list_types = second and {} or nil
+    lists[k] = is_bare(template) and of[1] or fill(template, of, list_types)
+    if types then types[k] = list_types end
     length, same = math.max(length, lists[k].n), same and lists[k].n == lists[1].n
   end
   length = math.ceil(length / o.multiple) * o.multiple
@@ -308,13 +326,18 @@ function TextTokenizer:encode_batch(texts, given)
   local ids, data = raw.tensor("int64", { #texts, length }, nil)
   local mask, bits = raw.tensor("bool", { #texts, length }, nil)
   data, bits = ffi.cast("int64_t *", data), ffi.cast("uint8_t *", bits)
+  local type_ids = types and create.zeros(#texts, length, { dtype = "int64" })
   for k, list in ipairs(lists) do
     local row, from = (k - 1) * length, o.side == "left" and length - list.n or 0
     for t = 0, length - 1 do
       local inside = t >= from and t < from + list.n
       data[row + t], bits[row + t] = inside and list.ids[t - from] or pad or 0, inside and 1 or 0
     end
+    if types and types[k] and list.n > 0 then
+      type_ids[k]:narrow(1, from + 1, list.n):copy_(create.tensor(types[k], { dtype = "int64" }))
+    end
   end
+  if types then return ids, mask, type_ids end           -- a third nil would be a value of print's
   return ids, mask
 end
 

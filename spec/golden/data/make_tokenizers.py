@@ -155,6 +155,19 @@ def record(t):
     return {"cases": rows, "pair": {"ids": pair.ids, "types": pair.type_ids}}
 
 
+def pair_batches(t):
+    """Batches of pairs as the reference cuts and fills them, by max_length."""
+    pairs = [("the software", "and to permit persons to whom the software"), ("to deal in the software without restriction", "a"),
+             ("the", ""), ("the software the software", "the software the software")]
+    t.enable_padding(pad_id=0)
+    rows = {}
+    for most in 4, 7, 8, 12, 64:
+        t.enable_truncation(most, strategy="longest_first")
+        batch = t.encode_batch(pairs)
+        rows[most] = {"ids": [e.ids for e in batch], "mask": [e.attention_mask for e in batch], "types": [e.type_ids for e in batch]}
+    return {"texts": pairs, "rows": rows}
+
+
 if __name__ == "__main__":
     os.makedirs(out, exist_ok=True)
     cases = {}
@@ -162,6 +175,7 @@ if __name__ == "__main__":
                         bert_cased=bert(False), clip=clip(), t5=t5()).items():
         with open(os.path.join(out, name + ".json"), "w", encoding="utf8") as f: f.write(json.dumps(json.loads(t.to_str()), ensure_ascii=False, separators=(",", ":")) + "\n")
         cases[name] = record(t)
+        if name == "bert": cases["pair_batches"] = pair_batches(t)
     for name, make in dict(unigram=unigram_pieces, bpe=bpe_pieces).items():
         with tempfile.TemporaryDirectory() as folder: model = make(folder)
         with open(os.path.join(out, name + ".model"), "wb") as f: f.write(model)

@@ -3,6 +3,7 @@
 local caches = require "moonshard.text.generation.cache"
 local errors = require "moonshard.core.errors"
 local generation = require "moonshard.text.generation"
+local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local templates = require "moonshard.text.chat"
 local a_module = require("moonshard.nn.register").a_module
@@ -39,6 +40,10 @@ local function chat(model, tokenizer, given)
     local id = tokenizer:id(stop)
     if not id then errors.raise("chat: the format ends answers with '%s', which is no token of this tokenizer", stop) end
     ends[#ends + 1] = id
+  end
+  if #ends == 0 then
+    log.warn(("chat: nothing ends an answer before its %d tokens: the format, the tokenizer and the model name no "
+      .. "token that does; pass option 'eos_token_id'"):format(o.max_new_tokens))
   end
   o.eos_token_id = ends
   local self = setmetatable({ _model = model, _tokenizer = tokenizer, _options = o, _chat = given.chat,

@@ -39,7 +39,7 @@ local strings = opts.kind("a text or a list of texts", function(v)
   for _, s in ipairs(v) do
     if type(s) ~= "string" or s == "" then return false end
   end
-  return #v > 0
+  return opts.is_plain(v)
 end)
 
 local SPEC = {
