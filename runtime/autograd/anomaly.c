@@ -6,18 +6,20 @@
 #include "autograd/anomaly.h"
 
 static struct {
-    uint64_t seq;
-    const char *line;  // interned
-} * lines;
-static int n_lines, cap_lines;
+    struct {
+        uint64_t seq;
+        const char *line;  // interned
+    } * lines;
+    int n, cap;
+} noted;
 
 void ms_set_anomaly(int what)
 {
     ms__anomaly = what < 0 ? 0 : what > 2 ? 2 : what;
     if (ms__anomaly) return;
-    free(lines);
-    lines = NULL;
-    n_lines = cap_lines = 0;
+    free(noted.lines);
+    noted.lines = NULL;
+    noted.n = noted.cap = 0;
 }
 
 ms_status ms_anomaly_line(ms_id id, const char *line)
@@ -25,10 +27,10 @@ ms_status ms_anomaly_line(ms_id id, const char *line)
     const ms_tensor *t = ms__tensor(id);
     if (!t) return ms__failure();
     uint64_t seq = t->node ? t->node->seq : 0;
-    if (!ms__anomaly || !seq || (n_lines && lines[n_lines - 1].seq >= seq)) return MS_OK;
-    MS_TRY(ms__grow(&lines, &cap_lines, n_lines, sizeof *lines, "detect_anomaly", "lines"));
-    lines[n_lines].seq = seq;
-    lines[n_lines++].line = ms__intern(line);
+    if (!ms__anomaly || !seq || (noted.n && noted.lines[noted.n - 1].seq >= seq)) return MS_OK;
+    MS_TRY(ms__grow(&noted.lines, &noted.cap, noted.n, sizeof *noted.lines, "detect_anomaly", "lines"));
+    noted.lines[noted.n].seq = seq;
+    noted.lines[noted.n++].line = ms__intern(line);
     return MS_OK;
 }
 
@@ -36,13 +38,13 @@ ms_status ms_anomaly_line(ms_id id, const char *line)
 // only the last of them is given the call's line, so this is the line of the first node at or after n that has one.
 static const char *line_of(const ms_node *n)
 {
-    int low = 0, high = n_lines;
+    int low = 0, high = noted.n;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        if (lines[middle].seq < n->seq) low = middle + 1;
+        if (noted.lines[middle].seq < n->seq) low = middle + 1;
         else high = middle;
     }
-    return low < n_lines ? lines[low].line : NULL;
+    return low < noted.n ? noted.lines[low].line : NULL;
 }
 
 ms_status ms__anomaly_gradients(const ms_node *n, ms_tensor *const *gin)

@@ -61,28 +61,31 @@ static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor 
     return MS_OK;
 }
 
-// Module calls whose outputs have not been recorded yet. A call whose forward failed stays in the list until an
-// enclosing call ends or the list is full.
 enum { CALLS = 1024 };
-static ms_module_call *calls[CALLS];
-static int n_calls;
-static double next_token = 1;
+static struct {
+    // Module calls whose outputs have not been recorded yet. A call whose forward failed stays in the list until an
+    // enclosing call ends or the list is full.
+    ms_module_call *calls[CALLS];
+    int n_calls;
+    double next_token, next_region;
+    ms_region *ended;  // the region that ended last, until its checkpoint is recorded
+} scripted = { .next_token = 1, .next_region = 1 };
 
 static void drop_calls(int from)
 {
-    while (n_calls > from) ms__module_call_release(calls[--n_calls]);
+    while (scripted.n_calls > from) ms__module_call_release(scripted.calls[--scripted.n_calls]);
 }
 
 double ms_module_hook_inputs(double key, int n, ms_id *ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
     if (tensors_of("module hook", n, ids, in)) return 0;
-    if (n_calls == CALLS) drop_calls(0);  // calls left over from failed forwards
+    if (scripted.n_calls == CALLS) drop_calls(0);  // calls left over from failed forwards
     ms_module_call *m = calloc(1, sizeof *m);
     if (!m) return ms__no_id(ms__no_memory(sizeof *m, "module hook", "the record of a call"));
     m->refs = 1;
     m->key = key;
-    m->token = next_token++;
+    m->token = scripted.next_token++;
     if (ms__any_grad(n, in)) {
         ms_node *node = identity(MS_NODE_MODULE_IN, n, in, out);
         if (!node) {
@@ -94,20 +97,20 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
         m->n_in = n;
         for (int k = 0; k < n; k++) ids[k] = out[k] ? ms__name(out[k]) : 0;
     }
-    calls[n_calls++] = m;
+    scripted.calls[scripted.n_calls++] = m;
     return m->token;
 }
 
 ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
-    int at = n_calls - 1;
-    while (at >= 0 && calls[at]->token != token) at--;
+    int at = scripted.n_calls - 1;
+    while (at >= 0 && scripted.calls[at]->token != token) at--;
     if (at < 0)
         return ms__fail(MS_ESTATE,
                         "module hook: the inputs of this call were not recorded, or its outputs were already recorded");
     drop_calls(at + 1);  // inner calls whose forward failed
-    ms_module_call *m = calls[at];
+    ms_module_call *m = scripted.calls[at];
     ms_status st = tensors_of("module hook", n, ids, in);
     if (st == MS_OK && ms__any_grad(n, in)) {
         m->grad_out = calloc((size_t)n, sizeof *m->grad_out);
@@ -128,8 +131,6 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
 // ---- regions of checkpoints --------------------------------------------------------------------
 
 ms_region *ms__region;
-static ms_region *ended;  // the region that ended last, until its checkpoint is recorded
-static double next_region = 1;
 
 static void meet(int n, ms_tensor *const *in)
 {
@@ -158,7 +159,7 @@ double ms_checkpoint_begin(void)
 {
     ms_region *g = calloc(1, sizeof *g);
     if (!g) return ms__no_id(ms__no_memory(sizeof *g, "checkpoint", "a region"));
-    g->token = next_region++;
+    g->token = scripted.next_region++;
     g->around = ms__region;
     enter(g);
     return g->token;
@@ -175,8 +176,8 @@ void ms_checkpoint_end(double token)
         ms__region_release(inner);
     }
     enter(g->around);
-    ms__region_release(ended);
-    ended = g;
+    ms__region_release(scripted.ended);
+    scripted.ended = g;
 }
 
 static ms_status record_custom(ms_node_kind kind, double key, int n_in, const ms_id *in_ids, int n_out,
@@ -205,8 +206,8 @@ static ms_status record_custom(ms_node_kind kind, double key, int n_in, const ms
     n->key = key;
     n->keeps = true;
     if (kind == MS_NODE_CHECKPOINT) {
-        n->unit = ended;
-        ended = NULL;
+        n->unit = scripted.ended;
+        scripted.ended = NULL;
     }
     for (int k = 0; k < n_out; k++) ms__node_output(n, k, out[k]);
     return MS_OK;

@@ -10,67 +10,69 @@
 #include "base/watched.h"
 
 enum { CLASS = 256, CLASSES = 17 };  // blocks of up to 4 KiB are pooled
-static ms_node *pool[CLASSES];
-static uint64_t next_seq = 1;
-static ms_leaf *spare_leaf;  // free list, linked through tensor
+static struct {
+    ms_node *pool[CLASSES];
+    uint64_t next_seq;
+    ms_leaf *spare_leaf;  // free list, linked through tensor
+    ms_tensor *before;    // the old values of an in-place operator's target, between record_before and record
+    double *dead;         // keys of hooks and functions that the script forgets
+    int n_dead, cap_dead;
+    // Of hooks. A handle is an index into this table and a generation.
+    struct {
+        ms_hook *hook;
+        uint32_t generation, next;
+    } * handles;
+    int n_handles, cap_handles;
+    uint32_t free_handle;
+} graph = { .next_seq = 1, .n_handles = 1 };
 
-uint64_t ms__next_node(void) { return next_seq; }
+uint64_t ms__next_node(void) { return graph.next_seq; }
 
 // ---- dead keys --------------------------------------------------------------------------------
-
-static double *dead;
-static int n_dead, cap_dead;
 
 void ms__dead_key(double key)
 {
     if (key == 0) return;
     // If there is no memory for the list, the script never removes its entry for this key.
-    if (ms__grow(&dead, &cap_dead, n_dead, sizeof *dead, "autograd", "released keys")) return;
-    dead[n_dead++] = key;
+    if (ms__grow(&graph.dead, &graph.cap_dead, graph.n_dead, sizeof *graph.dead, "autograd", "released keys")) return;
+    graph.dead[graph.n_dead++] = key;
 }
 
 int ms_dead_keys(double *out, int capacity)
 {
-    int n = n_dead < capacity ? n_dead : capacity;
-    for (int k = 0; k < n; k++) out[k] = dead[--n_dead];
+    int n = graph.n_dead < capacity ? graph.n_dead : capacity;
+    for (int k = 0; k < n; k++) out[k] = graph.dead[--graph.n_dead];
     return n;
 }
 
 // ---- hooks ------------------------------------------------------------------------------------
 
-// A handle is an index into this table and a generation.
 enum { HOOK_BITS = 22 };
-static struct {
-    ms_hook *hook;
-    uint32_t generation, next;
-} * handles;
-static int n_handles = 1, cap_handles;
-static uint32_t free_handle;
-
 static double handle_new(ms_hook *h, const char *who)
 {
-    uint32_t i = free_handle;
+    uint32_t i = graph.free_handle;
     if (i) {
-        free_handle = handles[i].next;
+        graph.free_handle = graph.handles[i].next;
     } else {
-        if (n_handles >= 1 << HOOK_BITS)
+        if (graph.n_handles >= 1 << HOOK_BITS)
             return ms__no_id(ms__fail(MS_ENOMEM, "%s: more than %d hooks are registered", who, (1 << HOOK_BITS) - 1));
-        if (ms__grow(&handles, &cap_handles, n_handles, sizeof *handles, who, "hooks")) return 0;
-        i = (uint32_t)n_handles++;
-        handles[i].generation = 0;
+        if (ms__grow(&graph.handles, &graph.cap_handles, graph.n_handles, sizeof *graph.handles, who, "hooks"))
+            return 0;
+        i = (uint32_t)graph.n_handles++;
+        graph.handles[i].generation = 0;
     }
-    handles[i].hook = h;
-    return (double)(((uint64_t)handles[i].generation << HOOK_BITS) | i);
+    graph.handles[i].hook = h;
+    return (double)(((uint64_t)graph.handles[i].generation << HOOK_BITS) | i);
 }
 
 static void handle_free(double handle)
 {
     if (handle == 0) return;
     uint32_t i = (uint32_t)((uint64_t)handle & ((1u << HOOK_BITS) - 1));
-    handles[i].hook = NULL;
-    handles[i].generation++;
-    handles[i].next = free_handle;
-    free_handle = i;
+    graph.handles[i].hook = NULL;
+    graph.handles[i].generation++;
+    graph.handles[i].next = graph.free_handle;
+    graph.free_handle = i;
 }
 
 static void free_hooks(ms_hook *h)
@@ -132,8 +134,10 @@ void ms_hook_remove(double handle)
 {
     uint64_t bits = (uint64_t)(handle > 0 ? handle : 0);
     uint32_t i = (uint32_t)(bits & ((1u << HOOK_BITS) - 1));
-    if (!i || i >= (uint32_t)n_handles || !handles[i].hook || handles[i].generation != bits >> HOOK_BITS) return;
-    ms_hook *h = handles[i].hook;
+    if (!i || i >= (uint32_t)graph.n_handles || !graph.handles[i].hook ||
+        graph.handles[i].generation != bits >> HOOK_BITS)
+        return;
+    ms_hook *h = graph.handles[i].hook;
     handle_free(h->handle);
     h->handle = 0;
     ms__dead_key(h->key);
@@ -151,8 +155,8 @@ void ms_hook_remove(double handle)
 ms_leaf *ms__leaf_of(ms_tensor *t)
 {
     if (MS_LIKELY(t->leaf != NULL)) return t->leaf;
-    ms_leaf *l = spare_leaf;
-    if (l) spare_leaf = (ms_leaf *)l->tensor;
+    ms_leaf *l = graph.spare_leaf;
+    if (l) graph.spare_leaf = (ms_leaf *)l->tensor;
     else if (!(l = malloc(sizeof *l))) return ms__null(ms__no_memory(sizeof *l, "autograd", "a leaf of the graph"));
     *l = (ms_leaf) { .refs = 1, .tensor = t };
     return t->leaf = l;
@@ -181,8 +185,8 @@ void ms__leaf_release(ms_leaf *l)
         free(l);
         return;
     }
-    l->tensor = (ms_tensor *)spare_leaf;
-    spare_leaf = l;
+    l->tensor = (ms_tensor *)graph.spare_leaf;
+    graph.spare_leaf = l;
 }
 
 static void leaf_drop(ms_tensor *t)
@@ -282,8 +286,8 @@ static ms_node *node_alloc(const char *who, node_size s)
                    (size_t)s.i * sizeof(int64_t) + (size_t)s.f * sizeof(double);
     size_t c = (bytes + CLASS - 1) / CLASS;
     ms_node *n;
-    if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) {
-        pool[c] = n->next;
+    if (MS_LIKELY(c < CLASSES && (n = graph.pool[c]) != NULL)) {
+        graph.pool[c] = n->next;
     } else if (!(n = malloc(c * CLASS))) return ms__null(ms__no_memory(bytes, who, "a graph node"));
     // Arrays with 8-byte elements come first, then those with 4-byte elements.
     char *p = (char *)n + UP(sizeof(ms_node), 8);
@@ -309,7 +313,7 @@ static ms_node *node_alloc(const char *who, node_size s)
     n->size_class = (uint16_t)(c < CLASSES ? c : 0);
     n->keeps = n->freed = n->needed = false;
     n->op = NULL;
-    n->seq = next_seq++;
+    n->seq = graph.next_seq++;
     n->key = 0;
     n->unit = NULL;
     n->use = 2 * (int64_t)ms__state.memory_module;
@@ -397,18 +401,15 @@ bool ms__any_grad(int n, ms_tensor *const *in)
     return false;
 }
 
-// The old values of an in-place operator's target, between record_before and record.
-static ms_tensor *before;
-
 static ms_status record_before(const ms_call *c)
 {
-    ms__drop(&before);
+    ms__drop(&graph.before);
     if (!(c->op->save_in & 1) || !c->in[0]) return MS_OK;
     bool wanted = c->n_in == 1;  // with more inputs, only gradients of the other inputs read the target's old values
     for (int k = 1; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
     if (!wanted) return MS_OK;
-    MS_TRY(ms__tensor_like(&before, c->in[0], c->op->name));
-    return ms__or_drop(ms__copy(before, c->in[0]), &before);
+    MS_TRY(ms__tensor_like(&graph.before, c->in[0], c->op->name));
+    return ms__or_drop(ms__copy(graph.before, c->in[0]), &graph.before);
 }
 
 ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out)
@@ -444,8 +445,8 @@ static void record(ms_node *n, ms_call *c)
         }
         if (MS_UNLIKELY(inplace && k == 0)) {
             // The copy of the old values; or an alias of the target, if no gradient reads them.
-            t = before ? before : ms__tensor_alias(t);
-            before = NULL;
+            t = graph.before ? graph.before : ms__tensor_alias(t);
+            graph.before = NULL;
         } else {
             t = t->unit_param ? ms__tensor_alias(t) : ms__retain(t);
         }
@@ -519,8 +520,8 @@ void ms__node_release(ms_node *n)
         if (n->kind == MS_NODE_MODULE_IN || n->kind == MS_NODE_MODULE_OUT) ms__module_call_release(n->unit);
         if (n->kind == MS_NODE_CHECKPOINT) ms__region_release(n->unit);
         if (n->size_class && MS_RECYCLE) {
-            n->next = pool[n->size_class];
-            pool[n->size_class] = n;
+            n->next = graph.pool[n->size_class];
+            graph.pool[n->size_class] = n;
         } else {
             free(n);
         }

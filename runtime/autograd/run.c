@@ -10,8 +10,10 @@
 #include "base/watched.h"
 #include "device/capture.h"
 
-static ms_run *top, *spare_run;
-static ms_stacked *spare_task;
+static struct {
+    ms_run *top, *spare;
+    ms_stacked *spare_task;
+} runs;
 
 const ms_run_owner *ms__run_owner;
 
@@ -24,44 +26,44 @@ bool ms__run_has_units(const ms_run *r) { return r->units; }
 
 bool ms__run_in_backward(void)
 {
-    for (ms_run *r = top; r; r = r->below)
+    for (ms_run *r = runs.top; r; r = r->below)
         if (r->backward) return true;
     return false;
 }
 
 void ms__run_meets_unit(void)
 {
-    if (top) top->units = true;
+    if (runs.top) runs.top->units = true;
 }
 
 bool ms__run_recomputing(void)
 {
-    for (ms_run *r = top; r; r = r->below)
+    for (ms_run *r = runs.top; r; r = r->below)
         if (r->event.out && r->event.kind == MS_EV_RECOMPUTE) return true;
     return false;
 }
 
-ms_run *ms_run_top(void) { return top; }
+ms_run *ms_run_top(void) { return runs.top; }
 
 ms_run *ms__run_new(void)
 {
-    ms_run *r = spare_run;
-    if (r) spare_run = r->below;
+    ms_run *r = runs.spare;
+    if (r) runs.spare = r->below;
     else if (!(r = calloc(1, sizeof *r))) return ms__null(ms__no_memory(sizeof *r, "backward", "a run"));
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event.out = false;
     r->epoch = ms__run_owner ? ms__run_owner->epoch() : 0;
     r->range.from = 0;
     if (ms__tracing()) ms__range_open(&r->range, MS_RANGE_BACKWARD, "run", NULL);
-    r->below = top;
-    top = r;
+    r->below = runs.top;
+    runs.top = r;
     ms__state.run_depth++;
     return r;
 }
 
 ms_status ms__run_push(ms_run *r, const ms_task *t)
 {
-    ms_stacked *k = spare_task;
-    if (k) spare_task = k->next;
+    ms_stacked *k = runs.spare_task;
+    if (k) runs.spare_task = k->next;
     else if (!(k = malloc(sizeof *k))) return ms__run_no_memory(sizeof *k);
     k->t = *t;
     k->next = r->tasks;
@@ -76,8 +78,8 @@ static void task_free(ms_stacked *k)
         free(k);
         return;
     }
-    k->next = spare_task;
-    spare_task = k;
+    k->next = runs.spare_task;
+    runs.spare_task = k;
 }
 
 // ---- events -----------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ void ms__run_leave_event(ms_run *r)
 
 ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
 {
-    if (r != top || !r->event.out)
+    if (r != runs.top || !r->event.out)
         return ms__fail(MS_ESTATE, "backward: the result of a hook, a Function's backward or a recomputation is "
                                    "refused: another backward, begun during it in another coroutine, was not "
                                    "finished or was aborted");
@@ -163,7 +165,7 @@ int ms__run_answers(ms_run *r, ms_tensor *const **t)
 
 ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
 {
-    if (r != top || !r->event.out || r->event.kind != MS_EV_RECOMPUTE)
+    if (r != runs.top || !r->event.out || r->event.kind != MS_EV_RECOMPUTE)
         return ms__fail(MS_ESTATE,
                         "checkpoint: inputs can only be given while the checkpointed region is being recomputed");
     ms_node *node = r->at.node;
@@ -249,7 +251,7 @@ void ms__run_finish(ms_run *r)
     ms__range_end(&r->range);
     r->at.hook = NULL;
     r->event.kind = 0;
-    top = r->below;
+    runs.top = r->below;
     ms__state.run_depth--;
 }
 
@@ -296,8 +298,8 @@ void ms__run_recycle(ms_run *r)
         free(r);
         return;
     }
-    r->below = spare_run;
-    spare_run = r;
+    r->below = runs.spare;
+    runs.spare = r;
 }
 
 void ms_run_free(ms_run *r)
@@ -311,14 +313,14 @@ static void abort_from(ms_run *r, const char *why)
 {
     if (!r) return;
     bool open = false;
-    for (ms_run *k = top; k; k = k->below) open |= k == r;
+    for (ms_run *k = runs.top; k; k = k->below) open |= k == r;
     if (!open) return;
     // ms_error() keeps the error that caused the abort.
     ms_status code = ms__failure();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());
     bool units = false, backward = false;  // backward: the outermost backward is among the aborted runs
-    for (ms_run *k = top; k; k = k == r ? NULL : k->below) {
+    for (ms_run *k = runs.top; k; k = k == r ? NULL : k->below) {
         units |= k->units;
         backward |= k->backward;
     }
@@ -329,7 +331,7 @@ static void abort_from(ms_run *r, const char *why)
                                               : "a backward or gather was aborted",
                               r->epoch, backward);
     for (bool last = false; !last;) {
-        ms_run *k = top;
+        ms_run *k = runs.top;
         last = k == r;
         ms__run_finish(k);
         if (ms__run_owner) ms__run_owner->abort(k);

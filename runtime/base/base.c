@@ -15,8 +15,11 @@
 
 enum { TEXT_SIZE = 4096 };
 
-static __thread char text[TEXT_SIZE];
-static __thread ms_status text_code;
+// The latest error of a thread.
+static __thread struct {
+    char text[TEXT_SIZE];
+    ms_status code;
+} failure;
 
 ms_state ms__state = { .grad_mode = 1, .dist_failures = -1 };
 
@@ -24,14 +27,14 @@ static ms_activity private_activity;  // used until ms__activity_share makes a p
 ms_activity *ms__activity = &private_activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }
-const char *ms_error(void) { return text; }
-int ms_error_code(void) { return text_code; }
+const char *ms_error(void) { return failure.text; }
+int ms_error_code(void) { return failure.code; }
 int ms_version(void) { return MS_VERSION; }
 const char *ms_release_name(void) { return MS_RELEASE; }
 void ms__clear_error(void)
 {
-    text[0] = 0;
-    text_code = MS_OK;
+    failure.text[0] = 0;
+    failure.code = MS_OK;
 }
 
 ms_status ms__fail(ms_status code, const char *fmt, ...)
@@ -41,8 +44,8 @@ ms_status ms__fail(ms_status code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(fresh, sizeof fresh, fmt, ap);
     va_end(ap);
-    memcpy(text, fresh, sizeof text);
-    text_code = code;
+    memcpy(failure.text, fresh, sizeof failure.text);
+    failure.code = code;
     return code;
 }
 
@@ -64,9 +67,9 @@ ms_status ms__fail_prefix(const char *fmt, ...)
     int n = vsnprintf(fresh, sizeof fresh, fmt, ap);
     va_end(ap);
     if (n < 0) n = 0;
-    if (n < TEXT_SIZE) snprintf(fresh + n, (size_t)(TEXT_SIZE - n), "%s", text);
-    memcpy(text, fresh, sizeof text);
-    return text_code;
+    if (n < TEXT_SIZE) snprintf(fresh + n, (size_t)(TEXT_SIZE - n), "%s", failure.text);
+    memcpy(failure.text, fresh, sizeof failure.text);
+    return failure.code;
 }
 
 int64_t ms__now_ns(void)
@@ -95,9 +98,11 @@ ms_status ms__check_interrupt(void)
     return ms__fail(MS_EINTR, "interrupted");
 }
 
-static struct sigaction previous_sigint;
-static int catching;
-static volatile int64_t first_sigint;
+static struct {
+    struct sigaction previous;
+    int catching;
+    volatile int64_t first;
+} sigint;
 
 // Requests an interrupt. Kills the process if an earlier request has been pending for more than a second, because then
 // no code is polling for interrupts. Pressing Ctrl-C twice in quick succession does not kill it.
@@ -105,8 +110,8 @@ static void on_sigint(int sig)
 {
     int64_t now = ms__now_ns();
     if (!ms__state.interrupted) {
-        first_sigint = now;
-    } else if (now - first_sigint > 1000000000) {
+        sigint.first = now;
+    } else if (now - sigint.first > 1000000000) {
         signal(sig, SIG_DFL);
         raise(sig);
     }
@@ -116,14 +121,14 @@ static void on_sigint(int sig)
 
 void ms_catch_sigint(int on)
 {
-    if (on && !catching) {
+    if (on && !sigint.catching) {
         struct sigaction sa = { .sa_handler = on_sigint };
         sigemptyset(&sa.sa_mask);
-        sigaction(SIGINT, &sa, &previous_sigint);
-        catching = 1;
-    } else if (!on && catching) {
-        sigaction(SIGINT, &previous_sigint, NULL);
-        catching = 0;
+        sigaction(SIGINT, &sa, &sigint.previous);
+        sigint.catching = 1;
+    } else if (!on && sigint.catching) {
+        sigaction(SIGINT, &sigint.previous, NULL);
+        sigint.catching = 0;
     }
 }
 

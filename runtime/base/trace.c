@@ -33,31 +33,37 @@ typedef struct recording {
 
 int32_t ms__trace_on;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static recording *active;  // list of active recordings; protected by lock
-static int wanted;         // MS_TRACE_* bits of the active recordings; engine thread only
-static __thread int lane;
-
-void ms__trace_lane(int k) { lane = k; }
-bool ms__trace_shapes(void) { return wanted & MS_TRACE_SHAPES; }
-int ms_trace_wanted(void) { return wanted; }
-
-// ---- texts ------------------------------------------------------------------------------------
-
-// Interned texts of all recordings, freed with the last recording. A later recording contains only ranges that began
-// after its start, and these do not refer to freed texts.
 typedef struct text {
     struct text *next;
     char s[];
 } text;
-static text *texts[4096];
-static int n_recordings;
+
+static struct {
+    pthread_mutex_t lock;
+    recording *first;  // list of active recordings; protected by lock
+    int wanted;        // MS_TRACE_* bits of the active recordings; engine thread only
+    // Interned texts of all recordings, freed with the last recording. A later recording contains only ranges that
+    // began after its start, and these do not refer to freed texts.
+    text *texts[4096];
+    int n;
+    // The recording that is written if the process ends.
+    ms_trace *at_exit;
+    char exit_path[4096], exit_own[4096];
+    int exit_rank;
+} trace = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static __thread int lane;
+
+void ms__trace_lane(int k) { lane = k; }
+bool ms__trace_shapes(void) { return trace.wanted & MS_TRACE_SHAPES; }
+int ms_trace_wanted(void) { return trace.wanted; }
+
+// ---- texts ------------------------------------------------------------------------------------
 
 // Returns a copy of s, which is freed with the last recording; "" if there is no memory. The caller must hold the lock.
 static const char *keep(const char *s)
 {
     if (!s || !*s) return "";
-    text **b = &texts[ms__hash(s) % (uint32_t)MS_COUNT(texts)];
+    text **b = &trace.texts[ms__hash(s) % (uint32_t)MS_COUNT(trace.texts)];
     for (text *t = *b; t; t = t->next)
         if (strcmp(t->s, s) == 0) return t->s;
     size_t n = strlen(s) + 1;
@@ -71,10 +77,10 @@ static const char *keep(const char *s)
 
 static void drop_texts(void)
 {
-    for (int k = 0; k < MS_COUNT(texts); k++)
-        while (texts[k]) {
-            text *t = texts[k];
-            texts[k] = t->next;
+    for (int k = 0; k < MS_COUNT(trace.texts); k++)
+        while (trace.texts[k]) {
+            text *t = trace.texts[k];
+            trace.texts[k] = t->next;
             free(t);
         }
 }
@@ -86,9 +92,9 @@ const char *ms__trace_text(const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(s, sizeof s, fmt, ap);
     va_end(ap);
-    pthread_mutex_lock(&lock);
-    const char *kept = active ? keep(s) : "";
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&trace.lock);
+    const char *kept = trace.first ? keep(s) : "";
+    pthread_mutex_unlock(&trace.lock);
     return kept;
 }
 
@@ -138,8 +144,8 @@ static void sample(recording *r, int64_t now, double bytes)
 static void record(const ms_open_range *o, bool copy_name)
 {
     int64_t end = ms__now_ns();
-    pthread_mutex_lock(&lock);
-    for (recording *r = active; r; r = r->next) {
+    pthread_mutex_lock(&trace.lock);
+    for (recording *r = trace.first; r; r = r->next) {
         if (o->from < r->begun || (o->kind == MS_RANGE_MODULE && !(r->what & MS_TRACE_MODULES))) continue;
         if (r->n == r->room) {
             r->dropped++;
@@ -158,7 +164,7 @@ static void record(const ms_open_range *o, bool copy_name)
                                                .lane = (int16_t)lane,
                                                .collective = keep_collective(r, o->collective) };
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&trace.lock);
 }
 
 void ms__range_close(ms_open_range *r) { record(r, false); }
@@ -201,13 +207,13 @@ ms_trace *ms_trace_start(double room, int what)
     r->what = what;
     r->sampled = -1;
     r->active = true;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&trace.lock);
     r->begun = ms__now_ns();
-    r->next = active;
-    active = r;
-    n_recordings++;
-    pthread_mutex_unlock(&lock);
-    wanted |= what;
+    r->next = trace.first;
+    trace.first = r;
+    trace.n++;
+    pthread_mutex_unlock(&trace.lock);
+    trace.wanted |= what;
     __atomic_store_n(&ms__trace_on, 1, __ATOMIC_RELAXED);
     return &r->trace;
 }
@@ -216,14 +222,14 @@ void ms_trace_stop(ms_trace *t)
 {
     recording *r = (recording *)t;
     if (!r->active) return;
-    pthread_mutex_lock(&lock);
-    recording **at = &active;
+    pthread_mutex_lock(&trace.lock);
+    recording **at = &trace.first;
     while (*at != r) at = &(*at)->next;
     *at = r->next;
-    wanted = 0;
-    for (recording *k = active; k; k = k->next) wanted |= k->what;
-    __atomic_store_n(&ms__trace_on, active != NULL, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&lock);
+    trace.wanted = 0;
+    for (recording *k = trace.first; k; k = k->next) trace.wanted |= k->what;
+    __atomic_store_n(&ms__trace_on, trace.first != NULL, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&trace.lock);
     r->active = false;
     // A script may keep many profiles: free the unused capacity of this one.
     ms_range *fitting = realloc(r->trace.ranges, (size_t)(r->n ? r->n : 1) * sizeof *fitting);
@@ -240,9 +246,9 @@ void ms_trace_free(ms_trace *t)
 {
     if (!t) return;
     ms_trace_stop(t);
-    pthread_mutex_lock(&lock);
-    if (--n_recordings == 0) drop_texts();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&trace.lock);
+    if (--trace.n == 0) drop_texts();
+    pthread_mutex_unlock(&trace.lock);
     free(t->ranges);
     free(t->collectives);
     free(t->samples);
@@ -428,18 +434,14 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank, const cha
     return MS_OK;
 }
 
-static ms_trace *at_exit;
-static char exit_path[4096], exit_own[4096];
-static int exit_rank;
-
 void ms__trace_save_now(void)
 {
-    ms_trace *t = at_exit;
-    at_exit = NULL;
+    ms_trace *t = trace.at_exit;
+    trace.at_exit = NULL;
     if (!t) return;
     ms_trace_stop(t);
-    const char *path = *ms__trace_key ? exit_path : exit_own;
-    if (ms_trace_save(t, path, exit_rank, ms__trace_key) != MS_OK) fprintf(stderr, "%s\n", ms_error());
+    const char *path = *ms__trace_key ? trace.exit_path : trace.exit_own;
+    if (ms_trace_save(t, path, trace.exit_rank, ms__trace_key) != MS_OK) fprintf(stderr, "%s\n", ms_error());
     else if (t->dropped > 0)
         fprintf(stderr, "profile: %s, %.0f ranges; %.0f were dropped (limit reached)\n", path, t->n, t->dropped);
     else fprintf(stderr, "profile: %s, %.0f ranges\n", path, t->n);
@@ -448,9 +450,9 @@ void ms__trace_save_now(void)
 
 void ms_trace_save_at_exit(ms_trace *t, const char *path, const char *own, int rank)
 {
-    if (!exit_path[0]) atexit(ms__trace_save_now);
-    snprintf(exit_path, sizeof exit_path, "%s", path);
-    snprintf(exit_own, sizeof exit_own, "%s", own);
-    exit_rank = rank;
-    at_exit = t;
+    if (!trace.exit_path[0]) atexit(ms__trace_save_now);
+    snprintf(trace.exit_path, sizeof trace.exit_path, "%s", path);
+    snprintf(trace.exit_own, sizeof trace.exit_own, "%s", own);
+    trace.exit_rank = rank;
+    trace.at_exit = t;
 }

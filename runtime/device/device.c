@@ -14,19 +14,21 @@
 #include "device/device.h"
 
 ms_cuda_client ms__cuda_client;
-static const ms_cuda_table *table;
-static int devices;
-static bool tried;
-static char why[1024] = "no GPU has been requested yet";
+static struct {
+    const ms_cuda_table *table;
+    int devices;
+    bool tried;
+    char why[1024];
+} cuda = { .why = "no GPU has been requested yet" };
 
-const ms_cuda_table *ms__cuda(void) { return table; }
+const ms_cuda_table *ms__cuda(void) { return cuda.table; }
 
 // Stores the reason why there is no GPU. Returns NULL.
 static __attribute__((format(printf, 1, 2))) const ms_cuda_table *none(const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    vsnprintf(why, sizeof why, fmt, args);
+    vsnprintf(cuda.why, sizeof cuda.why, fmt, args);
     va_end(args);
     return NULL;
 }
@@ -61,34 +63,35 @@ static const ms_cuda_table *plugin(void)
 
 static void load(void)
 {
-    if (tried) return;
-    tried = true;
+    if (cuda.tried) return;
+    cuda.tried = true;
     const ms_cuda_table *t = plugin();
     if (!t) return;
-    devices = t->start(ms__cuda_client.engine, why, sizeof why);
-    if (devices < 1) return;
-    if (devices > MS_CUDA_DEVICES) devices = MS_CUDA_DEVICES;
+    cuda.devices = t->start(ms__cuda_client.engine, cuda.why, sizeof cuda.why);
+    if (cuda.devices < 1) return;
+    if (cuda.devices > MS_CUDA_DEVICES) cuda.devices = MS_CUDA_DEVICES;
     for (const ms_cuda_kernel *const *f = t->families; *f; f++)
         for (const ms_cuda_kernel *k = *f; k->op; k++) ms__cuda_client.add_kernel(k->op, k->run);
-    table = t;
-    why[0] = 0;
+    cuda.table = t;
+    cuda.why[0] = 0;
 }
 
 static __attribute__((noinline)) ms_status need(int index, const char *what)
 {
     load();
     if (!what) what = "allocation";
-    if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not available: %s", what, index, why);
-    if (index >= devices)
+    if (!cuda.table)
+        return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not available: %s", what, index, cuda.why);
+    if (index >= cuda.devices)
         return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not available: the last CUDA device is cuda:%d", what,
-                        index, devices - 1);
+                        index, cuda.devices - 1);
     return MS_OK;
 }
 
 ms_status ms__cuda_need(int device, const char *what)
 {
     int index = ms__index(device);
-    return MS_LIKELY(table && index < devices) ? MS_OK : need(index, what);
+    return MS_LIKELY(cuda.table && index < cuda.devices) ? MS_OK : need(index, what);
 }
 
 // ---- for scripts ----
@@ -96,18 +99,18 @@ ms_status ms__cuda_need(int device, const char *what)
 int ms_cuda_count(void)
 {
     load();
-    return table ? devices : 0;
+    return cuda.table ? cuda.devices : 0;
 }
 
 const char *ms_cuda_why(void)
 {
     load();
-    return why;
+    return cuda.why;
 }
 
 const char *ms_cuda_name(int index)
 {
     static char text[512];
-    if (ms__cuda_need(MS_CUDA | index << 8, "cuda") || table->describe(index, text, sizeof text)) return NULL;
+    if (ms__cuda_need(MS_CUDA | index << 8, "cuda") || cuda.table->describe(index, text, sizeof text)) return NULL;
     return text;
 }

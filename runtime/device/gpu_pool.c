@@ -28,9 +28,16 @@ bool ms__gpu_lasting;
 
 ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &gpus[index].use : NULL; }
 
-// The start addresses of chunks, for sharing blocks: other processes can only map whole allocations of the driver.
-static char **chunks;
-static int n_chunks, cap_chunks;
+static struct {
+    // The start addresses of chunks, for sharing blocks: other processes can only map whole allocations of the driver.
+    char **chunks;
+    int n_chunks, cap_chunks;
+    // Allocations that are never returned to the driver.
+    void **kept;
+    int n_kept, cap_kept;
+    // Blocks that were freed while other processes have them mapped.
+    ms_block *lent;
+} shared;
 
 static bool is_large(size_t bytes) { return bytes >= CUDA_LARGE && !ms__cuda()->separate; }
 
@@ -38,25 +45,22 @@ void *ms__device_base(const ms_block *b)
 {
     if (is_large(b->bytes)) return ms__slab_base(b);
     if (ms__cuda()->separate) return b->data;
-    for (int k = 0; k < n_chunks; k++)
-        if ((char *)b->data >= chunks[k] && (char *)b->data < chunks[k] + CUDA_CHUNK) return chunks[k];
+    for (int k = 0; k < shared.n_chunks; k++)
+        if ((char *)b->data >= shared.chunks[k] && (char *)b->data < shared.chunks[k] + CUDA_CHUNK)
+            return shared.chunks[k];
     return NULL;
 }
 
-// Allocations that are never returned to the driver.
-static void **kept;
-static int n_kept, cap_kept;
-
 ms_status ms__gpu_keep(void *base)
 {
-    MS_TRY(ms__grow(&kept, &cap_kept, n_kept, sizeof *kept, "dist", "shared memory"));
-    kept[n_kept++] = base;
+    MS_TRY(ms__grow(&shared.kept, &shared.cap_kept, shared.n_kept, sizeof *shared.kept, "dist", "shared memory"));
+    shared.kept[shared.n_kept++] = base;
     return MS_OK;
 }
 static bool is_kept(const void *base)
 {
-    for (int k = 0; k < n_kept; k++)
-        if (kept[k] == base) return true;
+    for (int k = 0; k < shared.n_kept; k++)
+        if (shared.kept[k] == base) return true;
     return false;
 }
 
@@ -138,8 +142,9 @@ static ms_status alloc_small(void **out, int index, size_t size)
         g->chunk = *out;  // the unused part of the previous chunk is abandoned
         g->chunk_left = CUDA_CHUNK;
         // If there is no memory for the list, tensors in this chunk cannot be shared.
-        if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks"))
-            chunks[n_chunks++] = g->chunk;
+        if (!ms__grow(&shared.chunks, &shared.cap_chunks, shared.n_chunks, sizeof *shared.chunks, "allocation",
+                      "chunks"))
+            shared.chunks[shared.n_chunks++] = g->chunk;
     }
     size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
     if (whole > g->chunk_left) whole = g->chunk_left;
@@ -197,9 +202,6 @@ static bool unpin(ms_block *b)
     return false;
 }
 
-// Blocks that were freed while other processes have them mapped.
-static ms_block *lent;
-
 void ms__gpu_free(ms_block *b)
 {
     int index = ms__index(b->device);
@@ -214,7 +216,7 @@ void ms__gpu_free(ms_block *b)
         return;
     }
     if (MS_UNLIKELY(ms__lent_blocks) && ms__lent(b)) {
-        ms__push(&lent, b);
+        ms__push(&shared.lent, b);
         return;
     }
     if (MS_UNLIKELY(b->pins != NULL) && unpin(b)) return;
@@ -227,8 +229,8 @@ void ms__gpu_free(ms_block *b)
 // Takes back the blocks that no other process has mapped any more.
 static void reclaim(void)
 {
-    ms_block *all = lent, *b;
-    lent = NULL;
+    ms_block *all = shared.lent, *b;
+    shared.lent = NULL;
     while ((b = ms__pop(&all))) ms__gpu_free(b);
 }
 
@@ -249,7 +251,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     ms_status st = MS_OK;
     ms_block *b;
     ms_pins *pins = ms__pinning;
-    if (MS_UNLIKELY(lent)) reclaim();
+    if (MS_UNLIKELY(shared.lent)) reclaim();
     if (MS_UNLIKELY(pins != NULL) && (b = take_pinned(pins, device, bytes, size))) st = MS_OK;
     else if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {

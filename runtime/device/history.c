@@ -30,13 +30,15 @@ typedef struct {
 } peak;
 
 bool ms__history_on;
-static ms_memory_record *records;  // records[0] is unused
-static int *chain, n_records = 1, cap_records, cap_chain, bucket[BUCKETS];
-static waiting *list;
-static int cap_list;
-static peak peaks[1 + MS_CUDA_DEVICES];
+static struct {
+    ms_memory_record *records;  // records[0] is unused
+    int *chain, n, cap, cap_chain, bucket[BUCKETS];
+    waiting *waiting;
+    int cap_waiting;
+    peak peaks[1 + MS_CUDA_DEVICES];
+} history = { .n = 1 };
 
-static peak *peak_of(int device) { return &peaks[ms__is_cuda(device) ? 1 + ms__index(device) : 0]; }
+static peak *peak_of(int device) { return &history.peaks[ms__is_cuda(device) ? 1 + ms__index(device) : 0]; }
 
 static void set_record(ms_block *b, uint32_t number) { b->tag = (b->tag & 15) | number << 4; }
 
@@ -57,36 +59,37 @@ static uint32_t find(double site, const waiting *w)
 {
     uint64_t key[] = { (uint64_t)site, (uint64_t)(uintptr_t)w->what, (uint64_t)w->kind << 32 | (uint32_t)w->device,
                        (uint64_t)w->module };
-    int *at = &bucket[ms__hash_bytes(MS_HASH_START, key, sizeof key) % BUCKETS];
-    for (int k = *at; k; k = chain[k]) {
-        const ms_memory_record *r = &records[k];
+    int *at = &history.bucket[ms__hash_bytes(MS_HASH_START, key, sizeof key) % BUCKETS];
+    for (int k = *at; k; k = history.chain[k]) {
+        const ms_memory_record *r = &history.records[k];
         if (r->site == site && r->what == w->what && r->kind == (int)w->kind && r->device == w->device &&
             r->module == w->module)
             return (uint32_t)k;
     }
-    if (n_records >= WAITING ||
-        ms__grow(&records, &cap_records, n_records, sizeof *records, "memory history", "records") ||
-        ms__grow(&chain, &cap_chain, n_records, sizeof *chain, "memory history", "records"))
+    if (history.n >= WAITING ||
+        ms__grow(&history.records, &history.cap, history.n, sizeof *history.records, "memory history", "records") ||
+        ms__grow(&history.chain, &history.cap_chain, history.n, sizeof *history.chain, "memory history", "records"))
         return 0;
-    records[n_records] = (ms_memory_record) {
+    history.records[history.n] = (ms_memory_record) {
         .what = w->what, .site = site, .kind = (int)w->kind, .device = w->device, .module = w->module
     };
-    chain[n_records] = *at;
-    return (uint32_t)(*at = n_records++);
+    history.chain[history.n] = *at;
+    return (uint32_t)(*at = history.n++);
 }
 
 void ms__history_add(ms_block *b, const ms_usage *u, const char *what)
 {
     peak *p = peak_of(b->device);
     int n = ms__state.memory_waiting;
-    if (n < WAITING && ms__grow(&list, &cap_list, n, sizeof *list, "memory history", "allocations") == MS_OK) {
-        list[n] = (waiting) { b,
-                              ms__intern(what ? what : "allocation"),
-                              b->bytes,
-                              .born = p->epoch,
-                              .device = b->device,
-                              .module = ms__state.memory_module,
-                              .kind = ms__kind_of(b) };
+    if (n < WAITING && ms__grow(&history.waiting, &history.cap_waiting, n, sizeof *history.waiting, "memory history",
+                                "allocations") == MS_OK) {
+        history.waiting[n] = (waiting) { b,
+                                         ms__intern(what ? what : "allocation"),
+                                         b->bytes,
+                                         .born = p->epoch,
+                                         .device = b->device,
+                                         .module = ms__state.memory_module,
+                                         .kind = ms__kind_of(b) };
         set_record(b, (uint32_t)(WAITING | n));
         ms__state.memory_waiting++;
     }
@@ -100,11 +103,11 @@ void ms__history_drop(const ms_block *b)
 {
     uint32_t k = b->tag >> 4;
     if (k & WAITING) {
-        list[k & ~WAITING].block = NULL;
-        list[k & ~WAITING].died = peak_of(b->device)->epoch;
+        history.waiting[k & ~WAITING].block = NULL;
+        history.waiting[k & ~WAITING].died = peak_of(b->device)->epoch;
         return;
     }
-    ms_memory_record *r = touch(&records[k]);
+    ms_memory_record *r = touch(&history.records[k]);
     r->bytes -= (double)b->bytes;
     r->blocks--;
 }
@@ -112,7 +115,7 @@ void ms__history_drop(const ms_block *b)
 // Adds a block of `bytes` bytes to record k (sign 1), or subtracts it (sign -1).
 static void count(uint32_t k, double bytes, int sign)
 {
-    ms_memory_record *r = touch(&records[k]);
+    ms_memory_record *r = touch(&history.records[k]);
     r->bytes += sign * bytes;
     r->blocks += sign;
 }
@@ -121,11 +124,13 @@ void ms__history_kind(ms_block *b, ms_memory_kind kind)
 {
     uint32_t k = b->tag >> 4;
     if (k & WAITING) {
-        list[k & ~WAITING].kind = kind;
+        history.waiting[k & ~WAITING].kind = kind;
         return;
     }
-    waiting w = { .what = records[k].what, .device = b->device, .module = records[k].module, .kind = kind };
-    uint32_t to = find(records[k].site, &w);
+    waiting w = {
+        .what = history.records[k].what, .device = b->device, .module = history.records[k].module, .kind = kind
+    };
+    uint32_t to = find(history.records[k].site, &w);
     if (!to) return;
     count(k, (double)b->bytes, -1);
     count(to, (double)b->bytes, 1);
@@ -135,7 +140,7 @@ void ms__history_kind(ms_block *b, ms_memory_kind kind)
 void ms_memory_site(double site)
 {
     for (int i = 0; i < ms__state.memory_waiting; i++) {
-        waiting *w = &list[i];
+        waiting *w = &history.waiting[i];
         uint32_t epoch = peak_of(w->device)->epoch;
         // The peak of an epoch was reached when the epoch began.
         bool at_peak = w->born < epoch && (w->block || w->died == epoch);
@@ -143,7 +148,7 @@ void ms_memory_site(double site)
         uint32_t k = find(site, w);
         if (w->block) set_record(w->block, k);
         if (!k) continue;
-        ms_memory_record *r = touch(&records[k]);
+        ms_memory_record *r = touch(&history.records[k]);
         if (w->block) {
             r->bytes += (double)w->bytes;
             r->blocks++;
@@ -179,9 +184,9 @@ double ms__history_read(int device, ms_memory *at_peak, ms_memory_record *out, d
         ms__kinds_out(p->kinds, at_peak);
     }
     double n = 0;
-    for (int k = 1; k < n_records; k++) {
-        if (records[k].device != device) continue;
-        const ms_memory_record *r = touch(&records[k]);
+    for (int k = 1; k < history.n; k++) {
+        if (history.records[k].device != device) continue;
+        const ms_memory_record *r = touch(&history.records[k]);
         if (r->bytes == 0 && r->peak_bytes == 0) continue;
         if (out && n < room) out[(int)n] = *r;
         n++;

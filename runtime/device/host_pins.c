@@ -10,17 +10,19 @@
 
 enum { PAGE = 4096, LEAST = 256 << 10 };  // LEAST: blocks from this size on have pages of their own (pool.c)
 
-static const void **pinned;  // addresses of the pinned blocks, ascending
-static int n_pinned, cap_pinned;
-static bool refused;
+static struct {
+    const void **blocks;  // their addresses, ascending
+    int n, cap;
+    bool refused;
+} pinned;
 
 // The index of the first pinned block that does not begin before p.
 static int place_of(const void *p)
 {
-    int low = 0, high = n_pinned;
+    int low = 0, high = pinned.n;
     while (low < high) {
         int mid = (low + high) / 2;
-        if ((const char *)pinned[mid] < (const char *)p) low = mid + 1;
+        if ((const char *)pinned.blocks[mid] < (const char *)p) low = mid + 1;
         else high = mid;
     }
     return low;
@@ -29,21 +31,21 @@ static int place_of(const void *p)
 bool ms__host_pinned(const ms_block *b)
 {
     int k = place_of(b->data);
-    return k < n_pinned && pinned[k] == b->data;
+    return k < pinned.n && pinned.blocks[k] == b->data;
 }
 
 void ms__host_pin(const ms_block *b)
 {
-    if (refused || !b || !b->segment || b->size < LEAST || !ms__cuda() || ms__host_pinned(b)) return;
-    ms_status st = ms__grow(&pinned, &cap_pinned, n_pinned, sizeof *pinned, "pinned memory", "blocks");
+    if (pinned.refused || !b || !b->segment || b->size < LEAST || !ms__cuda() || ms__host_pinned(b)) return;
+    ms_status st = ms__grow(&pinned.blocks, &pinned.cap, pinned.n, sizeof *pinned.blocks, "pinned memory", "blocks");
     if (st == MS_OK) st = ms__cuda()->ranks.pin(b->data, (b->size + PAGE - 1) & ~(size_t)(PAGE - 1));
     if (st != MS_OK) {
-        refused = true;
+        pinned.refused = true;
         fprintf(stderr, "moonshard: CPU memory is not pinned, so copies to and from GPUs are staged: %s\n", ms_error());
         return;
     }
     int k = place_of(b->data);
-    memmove(pinned + k + 1, pinned + k, (size_t)(n_pinned - k) * sizeof *pinned);
-    pinned[k] = b->data;
-    n_pinned++;
+    memmove(pinned.blocks + k + 1, pinned.blocks + k, (size_t)(pinned.n - k) * sizeof *pinned.blocks);
+    pinned.blocks[k] = b->data;
+    pinned.n++;
 }

@@ -17,8 +17,10 @@ typedef struct {
     int kind, fd;
     uint64_t name;  // LISTENS: hash of the memory's handle and offset; part of the socket's name
 } lending;
-static lending *list;
-static int n_list, cap_list;
+static struct {
+    lending *list;
+    int n, cap;
+} lendings;
 int ms__lent_blocks;
 
 static uint64_t name_of(const uint8_t *handle, double offset)
@@ -36,24 +38,25 @@ static socklen_t address(struct sockaddr_un *a, uint64_t name)
 // Takes ownership of l.fd, also on failure.
 static ms_status add(lending l)
 {
-    ms_status st = ms__grow(&list, &cap_list, n_list, sizeof *list, "cuda_share", "shared blocks");
+    ms_status st =
+        ms__grow(&lendings.list, &lendings.cap, lendings.n, sizeof *lendings.list, "cuda_share", "shared blocks");
     if (st) close(l.fd);
-    else list[n_list++] = l;
+    else lendings.list[lendings.n++] = l;
     return st;
 }
 static void drop(int k)
 {
-    close(list[k].fd);
-    list[k] = list[--n_list];
+    close(lendings.list[k].fd);
+    lendings.list[k] = lendings.list[--lendings.n];
 }
 
 ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset)
 {
     uint64_t name = name_of(handle, offset);
     bool first = true;
-    for (int k = 0; k < n_list; k++) {
-        if (list[k].block != b || list[k].kind != LISTENS) continue;
-        if (list[k].name == name) return MS_OK;
+    for (int k = 0; k < lendings.n; k++) {
+        if (lendings.list[k].block != b || lendings.list[k].kind != LISTENS) continue;
+        if (lendings.list[k].name == name) return MS_OK;
         first = false;
     }
     struct sockaddr_un a;
@@ -73,28 +76,29 @@ ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], doub
 static bool accept_all(int at)
 {
     for (;;) {
-        if (ms__grow(&list, &cap_list, n_list, sizeof *list, "cuda_share", "shared blocks")) return false;
-        int fd = accept4(list[at].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (ms__grow(&lendings.list, &lendings.cap, lendings.n, sizeof *lendings.list, "cuda_share", "shared blocks"))
+            return false;
+        int fd = accept4(lendings.list[at].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) return errno == EAGAIN || errno == EINVAL;
-        list[n_list++] = (lending) { .block = list[at].block, .kind = BORROWER, .fd = fd };
+        lendings.list[lendings.n++] = (lending) { .block = lendings.list[at].block, .kind = BORROWER, .fd = fd };
     }
 }
 
 bool ms__lent(const ms_block *b)
 {
     bool known = false, used = false;
-    for (int k = 0; k < n_list; k++) {
-        if (list[k].block != b || list[k].kind != LISTENS) continue;
+    for (int k = 0; k < lendings.n; k++) {
+        if (lendings.list[k].block != b || lendings.list[k].kind != LISTENS) continue;
         known = true;
-        shutdown(list[k].fd, SHUT_RD);  // no process can connect from now on
+        shutdown(lendings.list[k].fd, SHUT_RD);  // no process can connect from now on
         if (accept_all(k)) drop(k--);
         else used = true;
     }
-    for (int k = 0; k < n_list; k++) {
-        if (list[k].block != b || list[k].kind != BORROWER) continue;
+    for (int k = 0; k < lendings.n; k++) {
+        if (lendings.list[k].block != b || lendings.list[k].kind != BORROWER) continue;
         known = true;
         char byte;
-        if (recv(list[k].fd, &byte, 1, MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EINTR)) used = true;
+        if (recv(lendings.list[k].fd, &byte, 1, MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EINTR)) used = true;
         else drop(k--);
     }
     if (known && !used) ms__lent_blocks--;
@@ -118,6 +122,6 @@ ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const 
 
 void ms__return(const ms_block *b)
 {
-    for (int k = 0; k < n_list; k++)
-        if (list[k].block == b && list[k].kind == BORROWED) drop(k--);
+    for (int k = 0; k < lendings.n; k++)
+        if (lendings.list[k].block == b && lendings.list[k].kind == BORROWED) drop(k--);
 }

@@ -61,14 +61,16 @@ static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
                                          { .kind = MS_STREAM_GATHER, .work_there = PTHREAD_COND_INITIALIZER },
                                          { .kind = MS_STREAM_REDUCE, .work_there = PTHREAD_COND_INITIALIZER },
                                          { .kind = MS_STREAM_COPY, .work_there = PTHREAD_COND_INITIALIZER } };
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work_done = PTHREAD_COND_INITIALIZER;
-static ms_record *finished, *finished_last;  // oldest first; protected by lock
-static atomic_int n_finished,
-    n_queued;  // n_finished: finished records, not reaped yet; n_queued: records waiting or running
-static atomic_bool cancelled;
-static ms_record *spare;     // free list; used by the engine thread only
-static ms_record *unjoined;  // finished, but holders (ms__event_hold) have not waited for them yet; engine thread only
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t work_done;
+    ms_record *finished, *finished_last;  // oldest first; protected by lock
+    atomic_int n_finished;                // finished records, not reaped yet
+    atomic_int n_queued;                  // records waiting or running
+    atomic_bool cancelled;
+    ms_record *spare;     // free list; used by the engine thread only
+    ms_record *unjoined;  // finished, but holders (ms__event_hold) have not waited for them yet; engine thread only
+} queues = { .lock = PTHREAD_MUTEX_INITIALIZER, .work_done = PTHREAD_COND_INITIALIZER };
 static _Thread_local ms_pending *running;  // the event of the record that this worker runs
 
 // comm points ms__engine_waits at a field of the board, where peers read whether this rank is blocked or busy.
@@ -81,7 +83,7 @@ ms_stream_observer ms__stream_observer = { no_epoch, no_report, no_check };
 int ms__collectives_queued;
 void (*ms__stream_note_wait)(const void *step, int number);
 
-bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
+bool ms__stream_cancelled(void) { return atomic_load_explicit(&queues.cancelled, memory_order_relaxed); }
 
 ms_stream *ms__stream(int device, ms_stream_kind kind)
 {
@@ -95,9 +97,10 @@ static ms_status run_record(ms_record *r)
     for (int i = 0; i < r->n_waits; i++) {
         ms_pending *e = r->waits[i];
         if (!atomic_load_explicit(&e->done, memory_order_acquire)) {
-            pthread_mutex_lock(&lock);
-            while (!atomic_load_explicit(&e->done, memory_order_acquire)) pthread_cond_wait(&work_done, &lock);
-            pthread_mutex_unlock(&lock);
+            pthread_mutex_lock(&queues.lock);
+            while (!atomic_load_explicit(&e->done, memory_order_acquire))
+                pthread_cond_wait(&queues.work_done, &queues.lock);
+            pthread_mutex_unlock(&queues.lock);
         }
         if (e->status != MS_OK) bad = e;
     }
@@ -117,28 +120,28 @@ static void *worker(void *arg)
 {
     ms_stream *s = arg;
     ms__trace_lane((int)s->kind);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&queues.lock);
     for (;;) {
-        while (!s->first) pthread_cond_wait(&s->work_there, &lock);
+        while (!s->first) pthread_cond_wait(&s->work_there, &queues.lock);
         ms_record *r = s->first;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&queues.lock);
 
         ms_status status = run_record(r);
         ms_pending *e = r->event;
         e->status = status;
         if (status != MS_OK) e->text = strdup(ms_error());
 
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&queues.lock);
         s->first = r->next;
         if (!s->first) s->last = NULL;
         r->next = NULL;
-        if (finished_last) finished_last->next = r;
-        else finished = r;
-        finished_last = r;
-        atomic_fetch_add_explicit(&n_finished, 1, memory_order_release);
-        atomic_fetch_sub_explicit(&n_queued, 1, memory_order_release);
+        if (queues.finished_last) queues.finished_last->next = r;
+        else queues.finished = r;
+        queues.finished_last = r;
+        atomic_fetch_add_explicit(&queues.n_finished, 1, memory_order_release);
+        atomic_fetch_sub_explicit(&queues.n_queued, 1, memory_order_release);
         atomic_store_explicit(&e->done, 1, memory_order_release);
-        pthread_cond_broadcast(&work_done);
+        pthread_cond_broadcast(&queues.work_done);
     }
     return NULL;
 }
@@ -225,8 +228,8 @@ static void recycle(ms_record *r)
         free(r);
         return;
     }
-    r->next = spare;
-    spare = r;
+    r->next = queues.spare;
+    queues.spare = r;
 }
 
 ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const void *arg, size_t bytes,
@@ -244,8 +247,8 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
         return status;
     }
     if (!s->started) MS_TRY(start(s));
-    ms_record *r = spare;
-    if (r) spare = r->next;
+    ms_record *r = queues.spare;
+    if (r) queues.spare = r->next;
     else r = malloc(sizeof *r);
     ms_pending *e = calloc(1, sizeof *e);
     if (!r || !e) {
@@ -266,13 +269,13 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
     s->waits = NULL;
     s->n_waits = s->cap_waits = 0;
     if (event) *event = ms__event_retain(e);
-    atomic_fetch_add_explicit(&n_queued, 1, memory_order_relaxed);
-    pthread_mutex_lock(&lock);
+    atomic_fetch_add_explicit(&queues.n_queued, 1, memory_order_relaxed);
+    pthread_mutex_lock(&queues.lock);
     if (s->last) s->last->next = r;
     else s->first = r;
     s->last = r;
     pthread_cond_signal(&s->work_there);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&queues.lock);
     return MS_OK;
 }
 
@@ -290,7 +293,7 @@ static void retire(ms_record *r)
 // Retires the records of `unjoined` for whose GPU work the compute stream waits already, or that have no holder left.
 static void retire_joined(void)
 {
-    for (ms_record **at = &unjoined; *at;) {
+    for (ms_record **at = &queues.unjoined; *at;) {
         ms_record *r = *at;
         if (!r->event->joined && r->event->holders > 0) {
             at = &r->next;
@@ -304,22 +307,22 @@ static void retire_joined(void)
 
 void ms__stream_reap(void)
 {
-    if (MS_UNLIKELY(unjoined != NULL)) retire_joined();
-    if (MS_LIKELY(atomic_load_explicit(&n_finished, memory_order_acquire) == 0)) return;
-    pthread_mutex_lock(&lock);
-    ms_record *r = finished;
-    finished = finished_last = NULL;
-    atomic_store_explicit(&n_finished, 0, memory_order_relaxed);
-    pthread_mutex_unlock(&lock);
+    if (MS_UNLIKELY(queues.unjoined != NULL)) retire_joined();
+    if (MS_LIKELY(atomic_load_explicit(&queues.n_finished, memory_order_acquire) == 0)) return;
+    pthread_mutex_lock(&queues.lock);
+    ms_record *r = queues.finished;
+    queues.finished = queues.finished_last = NULL;
+    atomic_store_explicit(&queues.n_finished, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&queues.lock);
     while (r) {
         ms_record *next = r->next;
         if (MS_UNLIKELY(r->event->end != NULL)) {
-            r->next = unjoined;
-            unjoined = r;
+            r->next = queues.unjoined;
+            queues.unjoined = r;
         } else retire(r);
         r = next;
     }
-    if (MS_UNLIKELY(unjoined != NULL)) retire_joined();
+    if (MS_UNLIKELY(queues.unjoined != NULL)) retire_joined();
 }
 
 // Waits for e, or for all queued records if e is NULL.
@@ -329,7 +332,7 @@ static ms_status wait_for(ms_pending *e)
     // Yield first: the worker may need this core. Sleep if the wait takes longer.
     int64_t since = 0;
     for (;;) {
-        if (e ? ms__event_done(e) : atomic_load_explicit(&n_queued, memory_order_acquire) == 0) return MS_OK;
+        if (e ? ms__event_done(e) : atomic_load_explicit(&queues.n_queued, memory_order_acquire) == 0) return MS_OK;
         MS_TRY(ms__check_interrupt());
         if (MS_UNLIKELY(ms__collectives_queued > 0)) MS_TRY(ms__stream_observer.check());
         int64_t now = ms__now_ns();
@@ -349,9 +352,10 @@ static ms_status wait_for(ms_pending *e)
             until.tv_nsec -= 1000000000L;
             until.tv_sec++;
         }
-        pthread_mutex_lock(&lock);
-        if (!(e ? ms__event_done(e) : atomic_load(&n_queued) == 0)) pthread_cond_timedwait(&work_done, &lock, &until);
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_lock(&queues.lock);
+        if (!(e ? ms__event_done(e) : atomic_load(&queues.n_queued) == 0))
+            pthread_cond_timedwait(&queues.work_done, &queues.lock, &until);
+        pthread_mutex_unlock(&queues.lock);
     }
 }
 
@@ -395,9 +399,9 @@ ms_status ms__streams_drain(void)
 
 void ms__streams_join(void)
 {
-    for (ms_record *r = unjoined; r; r = r->next) (void)ms__event_join(r->event);
+    for (ms_record *r = queues.unjoined; r; r = r->next) (void)ms__event_join(r->event);
     ms__stream_reap();
 }
 
 // Makes waiting records stop when the process ends.
-__attribute__((destructor)) static void streams_end(void) { atomic_store(&cancelled, true); }
+__attribute__((destructor)) static void streams_end(void) { atomic_store(&queues.cancelled, true); }

@@ -12,8 +12,11 @@
 #include "device/capture.h"
 #include "ops/op.h"
 
-static int threads = 1;
-static bool ready;
+static struct {
+    int threads;
+    bool ready;
+    uint64_t rng_seed, rng_offset;
+} settings = { .threads = 1, .rng_seed = 20231 };
 
 // The number of threads: MOONSHARD_THREADS or OMP_NUM_THREADS, if set. Otherwise the number of CPUs in the process's
 // affinity mask; if the mask has all CPUs, an equal share of them per rank of the node (mpirun binds ranks to cores
@@ -91,22 +94,22 @@ static ms_status check_environment(void)
 
 ms_status ms_init(void)
 {
-    if (ready) return MS_OK;
+    if (settings.ready) return MS_OK;
     MS_TRY(check_environment());
-    ready = true;
+    settings.ready = true;
     ms_set_num_threads(default_threads());
     return MS_OK;
 }
 
-int ms_num_threads(void) { return threads; }
+int ms_num_threads(void) { return settings.threads; }
 
 // The limit is 1024, because libgomp crashes with a team of 100,000 threads.
 void ms_set_num_threads(int n)
 {
-    threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
+    settings.threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
     // oneDNN uses OpenMP's threads and loads the OpenMP library.
     void (*set_openmp)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-    if (set_openmp) set_openmp(threads);
+    if (set_openmp) set_openmp(settings.threads);
 }
 
 static int swap(int32_t *setting, int value)
@@ -127,33 +130,32 @@ int ms_set_default_dtype(int dtype)
 // ---- random numbers ---------------------------------------------------------------------------
 
 // A fixed default, so that runs are reproducible without ms.manual_seed.
-static uint64_t rng_seed = 20231, rng_offset;
 
 void ms_manual_seed(double seed)
 {
     if (ms__recording) (void)ms__capture_refuse("it sets the random generator; call manual_seed outside of the step");
-    rng_seed = (uint64_t)(int64_t)seed;
-    rng_offset = 0;
+    settings.rng_seed = (uint64_t)(int64_t)seed;
+    settings.rng_offset = 0;
 }
 
 void ms_rng_get(double *seed, double *offset)
 {
-    *seed = (double)(int64_t)rng_seed;
-    *offset = (double)rng_offset;
+    *seed = (double)(int64_t)settings.rng_seed;
+    *offset = (double)settings.rng_offset;
 }
 
 void ms_rng_set(double seed, double offset)
 {
-    rng_seed = (uint64_t)(int64_t)seed;
-    rng_offset = (uint64_t)offset;
+    settings.rng_seed = (uint64_t)(int64_t)seed;
+    settings.rng_offset = (uint64_t)offset;
 }
 
 void ms__rng_next(uint64_t *seed, uint64_t *offset)
 {
-    *seed = rng_seed;
-    *offset = rng_offset++;
+    *seed = settings.rng_seed;
+    *offset = settings.rng_offset++;
 }
 
-uint64_t ms__rng_offset(void) { return rng_offset; }
-uint64_t ms__rng_seed(void) { return rng_seed; }
-void ms__rng_rewind(uint64_t offset) { rng_offset = offset; }
+uint64_t ms__rng_offset(void) { return settings.rng_offset; }
+uint64_t ms__rng_seed(void) { return settings.rng_seed; }
+void ms__rng_rewind(uint64_t offset) { settings.rng_offset = offset; }

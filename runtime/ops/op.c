@@ -23,9 +23,21 @@
 // ---- the table --------------------------------------------------------------------------------
 
 enum { MAX_OPS = 512, HASH = 2048 };
-static const ms_op *table[MAX_OPS];
-static int16_t by_name[HASH];
-static int n_ops;
+static struct {
+    const ms_op *table[MAX_OPS];
+    int16_t by_name[HASH];
+    int n;
+    // CUDA's kernels, once the plugin is loaded. Found by name, because some rows are not in a family's list.
+    struct {
+        const char *op;
+        ms_status (*run)(ms_call *);
+    } cuda_kernel[HASH];
+    // The kernels by row, entered at a row's first call: looking a name up takes longer than the rest of dispatch.
+    struct {
+        const ms_op *op;
+        ms_status (*run)(ms_call *);
+    } cuda_row[HASH];
+} ops;
 
 ms_recorder ms__recorder;
 
@@ -33,78 +45,69 @@ __attribute__((constructor)) static void fill_table(void)
 {
     for (const ms_op *const *const *f = ms__op_families; *f; f++)
         for (const ms_op *const *op = *f; *op; op++) {
-            if (n_ops == MAX_OPS) {
+            if (ops.n == MAX_OPS) {
                 fprintf(stderr, "moonshard: more than %d operators: increase MAX_OPS in runtime/ops/op.c\n", MAX_OPS);
                 abort();
             }
             uint32_t h = ms__hash((*op)->name) & (HASH - 1);
-            while (by_name[h]) h = (h + 1) & (HASH - 1);
-            table[n_ops++] = *op;
-            by_name[h] = (int16_t)n_ops;
+            while (ops.by_name[h]) h = (h + 1) & (HASH - 1);
+            ops.table[ops.n++] = *op;
+            ops.by_name[h] = (int16_t)ops.n;
         }
 }
 
 int ms_op_find(const char *name)
 {
-    for (uint32_t h = ms__hash(name) & (HASH - 1); by_name[h]; h = (h + 1) & (HASH - 1))
-        if (strcmp(table[by_name[h] - 1]->name, name) == 0) return by_name[h] - 1;
+    for (uint32_t h = ms__hash(name) & (HASH - 1); ops.by_name[h]; h = (h + 1) & (HASH - 1))
+        if (strcmp(ops.table[ops.by_name[h] - 1]->name, name) == 0) return ops.by_name[h] - 1;
     return -1;
 }
 
 const ms_op *ms__op_by_name(const char *name)
 {
     int k = ms_op_find(name);
-    return k < 0 ? NULL : table[k];
+    return k < 0 ? NULL : ops.table[k];
 }
 
-static const ms_op *op_at(int op) { return op >= 0 && op < n_ops ? table[op] : NULL; }
+static const ms_op *op_at(int op) { return op >= 0 && op < ops.n ? ops.table[op] : NULL; }
 
-int ms_op_count(void) { return n_ops; }
-const char *ms_op_name(int op) { return op_at(op) ? table[op]->name : NULL; }
-const char *ms_op_samples(int op) { return op_at(op) && table[op]->samples ? table[op]->samples : ""; }
-const char *ms_op_doc(int op) { return op_at(op) && table[op]->doc ? table[op]->doc : ""; }
-int ms_op_inputs(int op) { return op_at(op) ? table[op]->n_in_min : 0; }
-int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
-
-// CUDA's kernels, once the plugin is loaded. Found by name, because some rows are not in a family's list.
-static struct {
-    const char *op;
-    ms_status (*run)(ms_call *);
-} cuda_kernel[HASH];
+int ms_op_count(void) { return ops.n; }
+const char *ms_op_name(int op) { return op_at(op) ? ops.table[op]->name : NULL; }
+const char *ms_op_samples(int op) { return op_at(op) && ops.table[op]->samples ? ops.table[op]->samples : ""; }
+const char *ms_op_doc(int op) { return op_at(op) && ops.table[op]->doc ? ops.table[op]->doc : ""; }
+int ms_op_inputs(int op) { return op_at(op) ? ops.table[op]->n_in_min : 0; }
+int ms_op_flags(int op)
+{
+    return op_at(op) ? ops.table[op]->flags | (ops.table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0;
+}
 
 static int cuda_slot(const char *name)
 {
     uint32_t h = ms__hash(name) & (HASH - 1);
-    while (cuda_kernel[h].op && strcmp(cuda_kernel[h].op, name) != 0) h = (h + 1) & (HASH - 1);
+    while (ops.cuda_kernel[h].op && strcmp(ops.cuda_kernel[h].op, name) != 0) h = (h + 1) & (HASH - 1);
     return (int)h;
 }
 
 void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *))
 {
     int k = cuda_slot(op);
-    cuda_kernel[k].op = op;
-    cuda_kernel[k].run = run;
+    ops.cuda_kernel[k].op = op;
+    ops.cuda_kernel[k].run = run;
 }
-
-// The kernels by row, entered at a row's first call: looking a name up takes longer than the rest of dispatch.
-static struct {
-    const ms_op *op;
-    ms_status (*run)(ms_call *);
-} cuda_row[HASH];
 
 static __attribute__((noinline)) ms_status (*cuda_kernel_find(const ms_op *op, uint32_t slot))(ms_call *)
 {
-    ms_status (*run)(ms_call *) = cuda_kernel[cuda_slot(op->name)].run;
+    ms_status (*run)(ms_call *) = ops.cuda_kernel[cuda_slot(op->name)].run;
     if (!run) return op->run[MS_CUDA];  // not kept: the plugin may be loaded later
-    cuda_row[slot].op = op;
-    return cuda_row[slot].run = run;
+    ops.cuda_row[slot].op = op;
+    return ops.cuda_row[slot].run = run;
 }
 
 static ms_status (*cuda_kernel_for(const ms_op *op))(ms_call *)
 {
     uint32_t h = (uint32_t)((uintptr_t)op / 32) & (HASH - 1);  // most rows are adjacent in memory
-    while (cuda_row[h].op && cuda_row[h].op != op) h = (h + 1) & (HASH - 1);
-    return MS_LIKELY(cuda_row[h].op != NULL) ? cuda_row[h].run : cuda_kernel_find(op, h);
+    while (ops.cuda_row[h].op && ops.cuda_row[h].op != op) h = (h + 1) & (HASH - 1);
+    return MS_LIKELY(ops.cuda_row[h].op != NULL) ? ops.cuda_row[h].run : cuda_kernel_find(op, h);
 }
 
 static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
@@ -114,8 +117,8 @@ static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
 
 int ms_op_has_kernel(int op, int device)
 {
-    return op_at(op) &&
-           (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], ms__device_type(device)));
+    return op_at(op) && (device == MS_META || (ops.table[op]->flags & MS_OP_VIEW) ||
+                         kernel_for(ops.table[op], ms__device_type(device)));
 }
 
 // ---- helpers for check functions ----------------------------------------------------------------
@@ -477,7 +480,7 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 
 // ---- calls from scripts -------------------------------------------------------------------------
 
-static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator is %d, expected 0 to %d", op, n_ops - 1); }
+static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator is %d, expected 0 to %d", op, ops.n - 1); }
 
 // Allocates what is needed after an operator has run, when nothing may fail: ids for n outputs, headers of views.
 static ms_status reserve(const ms_op *op, int n)

@@ -6,8 +6,8 @@
 // thread of a team: on such a machine two threads took 8 times as long as one.) Helpers spin briefly, then sleep on a
 // futex.
 //
-// A job is open while `open_` is set. Its fields are written before `open_` is set, and not again until `inside` is 0:
-// a helper that has incremented `inside` and sees `open_` may read them.
+// A job is open while `team.open` is set. Its fields are written before `team.open` is set, and not again until
+// `inside` is 0: a helper that has incremented `inside` and sees `team.open` may read them.
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <sched.h>
@@ -39,13 +39,15 @@ static struct {
     part part[MAX_THREADS];
 } job;
 
-// Held by the thread whose loop uses the helpers; a loop on another thread meanwhile runs on that thread alone.
-static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER;
-static int helpers;  // number of helpers started; protected by `owner`
-static int sleepers;
-static _Alignas(LINE) int inside;
-static _Alignas(LINE) uint32_t generation;  // number of jobs begun; helpers wait for it to change
-static int open_;
+static struct {
+    // Held by the thread whose loop uses the helpers; a loop on another thread meanwhile runs on that thread alone.
+    pthread_mutex_t owner;
+    int helpers;  // number of helpers started; protected by `owner`
+    int sleepers;
+    _Alignas(LINE) int inside;
+    _Alignas(LINE) uint32_t generation;  // number of jobs begun; helpers wait for it to change
+    int open;
+} team = { .owner = PTHREAD_MUTEX_INITIALIZER };
 static _Thread_local int thread_number;
 
 int ms__thread_num(void) { return thread_number; }
@@ -79,35 +81,35 @@ static void *helper(void *number)
     for (;;) {
         int spins = 0;
         uint32_t now;
-        while ((now = __atomic_load_n(&generation, __ATOMIC_SEQ_CST)) == seen) {
+        while ((now = __atomic_load_n(&team.generation, __ATOMIC_SEQ_CST)) == seen) {
             if (spins++ < SPINS) {
                 pause_cpu();
                 continue;
             }
-            __atomic_add_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
+            __atomic_add_fetch(&team.sleepers, 1, __ATOMIC_SEQ_CST);
             // Returns at once if the generation has already changed.
-            syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-            __atomic_sub_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
+            syscall(SYS_futex, &team.generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+            __atomic_sub_fetch(&team.sleepers, 1, __ATOMIC_SEQ_CST);
         }
         seen = now;
-        __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&open_, __ATOMIC_SEQ_CST) && thread_number < job.threads) work();
-        __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&team.inside, 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&team.open, __ATOMIC_SEQ_CST) && thread_number < job.threads) work();
+        __atomic_sub_fetch(&team.inside, 1, __ATOMIC_SEQ_CST);
     }
     return NULL;
 }
 
 // A forked child process has no helpers.
-static void after_fork(void) { helpers = inside = sleepers = 0; }
+static void after_fork(void) { team.helpers = team.inside = team.sleepers = 0; }
 
 // Starts the missing helpers. If the system allows fewer, loops are only slower.
 static void start_helpers(int wanted)
 {
-    if (helpers >= wanted) return;
+    if (team.helpers >= wanted) return;
     static bool registered;
     if (!registered) registered = pthread_atfork(NULL, NULL, after_fork) == 0;
-    for (pthread_t t; helpers < wanted; helpers++) {
-        if (ms__thread_start(&t, helper, (void *)(intptr_t)(helpers + 1)) != 0) break;
+    for (pthread_t t; team.helpers < wanted; team.helpers++) {
+        if (ms__thread_start(&t, helper, (void *)(intptr_t)(team.helpers + 1)) != 0) break;
         pthread_detach(t);
     }
 }
@@ -116,7 +118,7 @@ static void start_helpers(int wanted)
 // one_queue: all threads take blocks from one queue.
 static bool shared(int64_t n, int64_t block, bool one_queue, ms_range_fn fn, void *arg)
 {
-    if (thread_number > 0 || pthread_mutex_trylock(&owner) != 0) return false;
+    if (thread_number > 0 || pthread_mutex_trylock(&team.owner) != 0) return false;
     int threads = ms_num_threads();
     int64_t blocks = (n + block - 1) / block;
     start_helpers(threads - 1);
@@ -130,16 +132,16 @@ static bool shared(int64_t n, int64_t block, bool one_queue, ms_range_fn fn, voi
         job.part[k].next = blocks * k / job.parts;
         job.part[k].last = blocks * (k + 1) / job.parts;
     }
-    __atomic_store_n(&open_, 1, __ATOMIC_SEQ_CST);
-    __atomic_add_fetch(&generation, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&sleepers, __ATOMIC_SEQ_CST))
-        syscall(SYS_futex, &generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
+    __atomic_store_n(&team.open, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&team.generation, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&team.sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &team.generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
     work();
-    __atomic_store_n(&open_, 0, __ATOMIC_SEQ_CST);
-    for (int spins = 0; __atomic_load_n(&inside, __ATOMIC_SEQ_CST); spins++)
+    __atomic_store_n(&team.open, 0, __ATOMIC_SEQ_CST);
+    for (int spins = 0; __atomic_load_n(&team.inside, __ATOMIC_SEQ_CST); spins++)
         if (spins < SPINS) pause_cpu();
         else sched_yield();
-    pthread_mutex_unlock(&owner);
+    pthread_mutex_unlock(&team.owner);
     return true;
 }
 

@@ -7,17 +7,22 @@
 // ---- handles ----------------------------------------------------------------------------------
 
 enum { MOST = 0xfffff };
-// A handle is a generation and an index into this array, in one number. Index 0 is unused, so no handle is 0.
 static struct {
-    unit *unit;
-    uint32_t generation;
-} * units;
-static int n_units, cap_units;
+    // A handle is a generation and an index into this array, in one number. Index 0 is unused, so no handle is 0.
+    struct {
+        unit *unit;
+        uint32_t generation;
+    } * list;
+    int n, cap;
+    ms_unit_event *events;
+    int n_events, cap_events;
+    bool recording;
+} units;
 
 unit *ms__unit(double handle)
 {
     int i = handle >= 1 ? (int)((uint64_t)handle & MOST) : 0;
-    if (i && i < n_units && units[i].unit && units[i].unit->handle == handle) return units[i].unit;
+    if (i && i < units.n && units.list[i].unit && units.list[i].unit->handle == handle) return units.list[i].unit;
     ms__fail(MS_EINVAL, "fsdp: %.0f is not the handle of a unit", handle);
     return NULL;
 }
@@ -25,42 +30,39 @@ unit *ms__unit(double handle)
 ms_status ms__unit_handle_new(unit *u)
 {
     int i = 1;
-    while (i < n_units && units[i].unit) i++;
+    while (i < units.n && units.list[i].unit) i++;
     if (i > MOST) return ms__fail(MS_EUNSUPPORTED, "fsdp: cannot make unit '%s': the limit is %d units", u->name, MOST);
-    for (; n_units <= i; n_units++) {
-        MS_TRY(ms__grow(&units, &cap_units, n_units, sizeof *units, "fsdp", u->name));
-        memset(&units[n_units], 0, sizeof *units);
+    for (; units.n <= i; units.n++) {
+        MS_TRY(ms__grow(&units.list, &units.cap, units.n, sizeof *units.list, "fsdp", u->name));
+        memset(&units.list[units.n], 0, sizeof *units.list);
     }
-    units[i].unit = u;
-    u->handle = (double)((uint64_t)++units[i].generation << 20 | (uint64_t)i);
+    units.list[i].unit = u;
+    u->handle = (double)((uint64_t)++units.list[i].generation << 20 | (uint64_t)i);
     return MS_OK;
 }
 
-void ms__unit_handle_drop(double handle) { units[(uint64_t)handle & MOST].unit = NULL; }
+void ms__unit_handle_drop(double handle) { units.list[(uint64_t)handle & MOST].unit = NULL; }
 
 // ---- recording --------------------------------------------------------------------------------
 
-static ms_unit_event *events;
-static int n_events, cap_events;
-static bool recording;
-
 void ms_unit_record(int on)
 {
-    recording = on != 0;
-    if (on) n_events = 0;
+    units.recording = on != 0;
+    if (on) units.n_events = 0;
 }
 
 int ms_unit_recorded(ms_unit_event *out, int capacity)
 {
-    for (int k = 0; k < n_events && k < capacity; k++) out[k] = events[k];
-    return n_events;
+    for (int k = 0; k < units.n_events && k < capacity; k++) out[k] = units.events[k];
+    return units.n_events;
 }
 
 void ms__unit_note(const unit *u, int event, bool prefetched)
 {
-    if (MS_LIKELY(!recording)) return;
-    if (ms__grow(&events, &cap_events, n_events, sizeof *events, "fsdp", "recorded events")) return;
-    events[n_events++] = (ms_unit_event) { .event = event, .prefetched = prefetched, .unit = u->name };
+    if (MS_LIKELY(!units.recording)) return;
+    if (ms__grow(&units.events, &units.cap_events, units.n_events, sizeof *units.events, "fsdp", "recorded events"))
+        return;
+    units.events[units.n_events++] = (ms_unit_event) { .event = event, .prefetched = prefetched, .unit = u->name };
 }
 
 // MOONSHARD_LOG=fsdp: prints a line to stderr for every phase of every unit, with PyTorch's names

@@ -43,22 +43,26 @@ typedef struct scope {
     const char *name;
 } scope;
 
-static slot *chunks[CHUNKS];
-static uint32_t n_slots = 1, free_head, free_tail;  // slot 0 is unused
-static scope *scopes;
-static uint32_t n_scopes = 1, free_scope;
-static uint32_t chain_top[CHAINS];
-static uint8_t chain_used[CHAINS];
-static int chain;
-static double gc_limit = 64 << 20;  // the soft limit of ms_set_gc_limit, in bytes
-static double unscoped_since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
-static double unscoped_live;        // bytes of the unscoped tensors alive
-static double live_after;           // bytes in use on the CPU right after the last collection
-static bool gc_asked;
-static grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
-static uint32_t n_graves;
+static struct {
+    double limit;       // the soft limit of ms_set_gc_limit, in bytes
+    double since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
+    double live;        // bytes of the unscoped tensors alive
+    double live_after;  // bytes in use on the CPU right after the last collection
+    bool asked;
+} unscoped = { .limit = 64 << 20 };
+static struct {
+    slot *chunks[CHUNKS];
+    uint32_t n_slots, free_head, free_tail;  // slot 0 is unused
+    scope *scopes;
+    uint32_t n_scopes, free_scope;
+    uint32_t chain_top[CHAINS];
+    uint8_t chain_used[CHAINS];
+    int chain;
+    grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
+    uint32_t n_graves;
+} ids = { .n_slots = 1, .n_scopes = 1 };
 
-static inline slot *slot_at(uint32_t i) { return &chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
+static inline slot *slot_at(uint32_t i) { return &ids.chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
 
 // The slot of an id that is alive; NULL otherwise. Its index is tensor->slot.
@@ -67,24 +71,24 @@ static slot *slot_of(ms_id id)
     if (!(id >= 1 && id < 9007199254740992.0)) return NULL;
     uint64_t bits = (uint64_t)id;
     uint32_t i = (uint32_t)(bits & ((1u << SLOT_BITS) - 1));
-    if (MS_UNLIKELY(i == 0 || i >= n_slots)) return NULL;
+    if (MS_UNLIKELY(i == 0 || i >= ids.n_slots)) return NULL;
     slot *s = slot_at(i);
     return MS_LIKELY(s->generation == bits >> SLOT_BITS && s->tensor) ? s : NULL;
 }
 
 static slot *slot_take(uint32_t *index)
 {
-    if (MS_LIKELY(free_head)) {
-        *index = free_head;
-        slot *s = slot_at(free_head);
-        free_head = s->next;
-        if (!free_head) free_tail = 0;
+    if (MS_LIKELY(ids.free_head)) {
+        *index = ids.free_head;
+        slot *s = slot_at(ids.free_head);
+        ids.free_head = s->next;
+        if (!ids.free_head) ids.free_tail = 0;
         return s;
     }
-    if (n_slots >= 1u << SLOT_BITS) return NULL;
-    uint32_t c = n_slots >> CHUNK_BITS;
-    if (!chunks[c] && !(chunks[c] = calloc(CHUNK, sizeof(slot)))) return NULL;
-    *index = n_slots++;
+    if (ids.n_slots >= 1u << SLOT_BITS) return NULL;
+    uint32_t c = ids.n_slots >> CHUNK_BITS;
+    if (!ids.chunks[c] && !(ids.chunks[c] = calloc(CHUNK, sizeof(slot)))) return NULL;
+    *index = ids.n_slots++;
     slot *s = slot_at(*index);
     s->generation = 1;
     return s;
@@ -96,30 +100,30 @@ static void link_scope(slot *s, uint32_t to)
     s->prev = 0;
     s->next = 0;
     if (!to) return;
-    s->next = scopes[to].head;
+    s->next = ids.scopes[to].head;
     if (s->next) slot_at(s->next)->prev = s->tensor->slot;
-    scopes[to].head = s->tensor->slot;
+    ids.scopes[to].head = s->tensor->slot;
 }
 
 static void unlink_scope(slot *s)
 {
     if (!s->scope) return;
     if (s->prev) slot_at(s->prev)->next = s->next;
-    else scopes[s->scope].head = s->next;
+    else ids.scopes[s->scope].head = s->next;
     if (s->next) slot_at(s->next)->prev = s->prev;
     s->scope = 0;
 }
 
 static inline void remember(const slot *s, const char *scope_name)
 {
-    if (MS_LIKELY(graves != NULL))
-        graves[n_graves++ & (GRAVES - 1)] = (grave) { id_of(s->tensor->slot, s), scope_name, s->made_by };
+    if (MS_LIKELY(ids.graves != NULL))
+        ids.graves[ids.n_graves++ & (GRAVES - 1)] = (grave) { id_of(s->tensor->slot, s), scope_name, s->made_by };
 }
 
 static const grave *grave_of(ms_id id)
 {
-    for (uint32_t k = 0; graves && k < GRAVES && k < n_graves; k++) {
-        const grave *g = &graves[(n_graves - 1 - k) & (GRAVES - 1)];
+    for (uint32_t k = 0; ids.graves && k < GRAVES && k < ids.n_graves; k++) {
+        const grave *g = &ids.graves[(ids.n_graves - 1 - k) & (GRAVES - 1)];
         if (g->id == id) return g;
     }
     return NULL;
@@ -141,7 +145,7 @@ static void slot_release(slot *s)
 {
     ms_tensor *t = s->tensor;
     uint32_t i = t->slot;
-    if (!s->scope) unscoped_live -= (double)ms__nbytes(t);
+    if (!s->scope) unscoped.live -= (double)ms__nbytes(t);
     unlink_scope(s);
     s->tensor = NULL;
     s->owners = 0;
@@ -149,9 +153,9 @@ static void slot_release(slot *s)
     t->slot = 0;
     if (MS_LIKELY(++s->generation < GENERATIONS)) {
         s->next = 0;
-        if (free_tail) slot_at(free_tail)->next = i;
-        else free_head = i;
-        free_tail = i;
+        if (ids.free_tail) slot_at(ids.free_tail)->next = i;
+        else ids.free_head = i;
+        ids.free_tail = i;
     }
     ms__release(t);
 }
@@ -164,35 +168,36 @@ static void count_unscoped(const ms_tensor *t)
     double bytes = (double)ms__nbytes(t) + 256;
     ms_memory all;
     ms__pool_stats(MS_CPU, &all);
-    unscoped_live += (double)ms__nbytes(t);
-    if (gc_asked && !ms__state.gc_wanted) {  // the script has run the collection
-        gc_asked = false;
-        unscoped_since = 0;
-        live_after = all.allocated;
+    unscoped.live += (double)ms__nbytes(t);
+    if (unscoped.asked && !ms__state.gc_wanted) {  // the script has run the collection
+        unscoped.asked = false;
+        unscoped.since = 0;
+        unscoped.live_after = all.allocated;
     }
-    unscoped_since += bytes;
-    if (unscoped_since > gc_limit + unscoped_live / 2 || all.allocated > live_after + gc_limit + live_after / 2) {
+    unscoped.since += bytes;
+    if (unscoped.since > unscoped.limit + unscoped.live / 2 ||
+        all.allocated > unscoped.live_after + unscoped.limit + unscoped.live_after / 2) {
         ms__state.gc_wanted = 1;
-        gc_asked = true;
+        unscoped.asked = true;
     }
 }
 
-void ms_set_gc_limit(double bytes) { gc_limit = bytes; }
+void ms_set_gc_limit(double bytes) { unscoped.limit = bytes; }
 
 static ms_status no_names(const char *what)
 {
-    if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "ids of %d tensors", CHUNK);
+    if (ids.n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "ids of %d tensors", CHUNK);
     return ms__fail(MS_ENOMEM, "more than %d tensors are alive in the script: close scopes or release some",
                     (1 << SLOT_BITS) - 1);
 }
 
 ms_status ms__names_reserve(int n, const char *what)
 {
-    uint32_t c = (n_slots + (uint32_t)n - 1) >> CHUNK_BITS;
-    if (MS_LIKELY(c < CHUNKS && chunks[c])) return MS_OK;
-    uint32_t i = free_head;
+    uint32_t c = (ids.n_slots + (uint32_t)n - 1) >> CHUNK_BITS;
+    if (MS_LIKELY(c < CHUNKS && ids.chunks[c])) return MS_OK;
+    uint32_t i = ids.free_head;
     for (; n > 0 && i; n--) i = slot_at(i)->next;
-    if (n == 0 || (c < CHUNKS && (chunks[c] = calloc(CHUNK, sizeof(slot))))) return MS_OK;
+    if (n == 0 || (c < CHUNKS && (ids.chunks[c] = calloc(CHUNK, sizeof(slot))))) return MS_OK;
     return no_names(what);
 }
 
@@ -306,7 +311,7 @@ void ms_adopt(ms_id id)
 {
     slot *s = slot_of(id);
     if (!s || s->scope || s->owners || !ms__state.scope) return;
-    unscoped_live -= (double)ms__nbytes(s->tensor);
+    unscoped.live -= (double)ms__nbytes(s->tensor);
     link_scope(s, (uint32_t)ms__state.scope);
 }
 
@@ -314,7 +319,7 @@ void ms_drop(ms_id id)
 {
     slot *s = slot_of(id);
     if (!s || !s->scope || s->scope != (uint32_t)ms__state.scope || s->owners) return;
-    remember(s, scope_text(scopes[s->scope].name));
+    remember(s, scope_text(ids.scopes[s->scope].name));
     slot_release(s);
 }
 
@@ -353,7 +358,7 @@ void ms__disown(ms_tensor *t)
     if (s->owners && --s->owners) return;
     if (s->collected || s->scope) return;
     if (ms__state.scope) {
-        unscoped_live -= (double)ms__nbytes(t);
+        unscoped.live -= (double)ms__nbytes(t);
         link_scope(s, (uint32_t)ms__state.scope);
     } else {
         slot_release(s);
@@ -364,26 +369,26 @@ void ms__disown(ms_tensor *t)
 
 double ms_scope_open(const char *name)
 {
-    uint32_t i = free_scope;
-    if (MS_UNLIKELY(!scopes)) {
-        scopes = calloc(SCOPES, sizeof *scopes);
+    uint32_t i = ids.free_scope;
+    if (MS_UNLIKELY(!ids.scopes)) {
+        ids.scopes = calloc(SCOPES, sizeof *ids.scopes);
         // Touch the memory once now, so that resident memory does not grow while the ring of released ids fills.
-        if ((graves = malloc(GRAVES * sizeof *graves))) memset(graves, 0, GRAVES * sizeof *graves);
+        if ((ids.graves = malloc(GRAVES * sizeof *ids.graves))) memset(ids.graves, 0, GRAVES * sizeof *ids.graves);
     }
-    if (MS_LIKELY(i)) free_scope = scopes[i].parent;
-    else if (scopes && n_scopes < SCOPES) i = n_scopes++;
-    else if (scopes)
+    if (MS_LIKELY(i)) ids.free_scope = ids.scopes[i].parent;
+    else if (ids.scopes && ids.n_scopes < SCOPES) i = ids.n_scopes++;
+    else if (ids.scopes)
         return ms__no_id(
             ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES - 1));
-    else return ms__no_id(ms__no_memory(SCOPES * sizeof *scopes, "scope", "%d scopes", SCOPES));
-    scope *s = &scopes[i];
+    else return ms__no_id(ms__no_memory(SCOPES * sizeof *ids.scopes, "scope", "%d scopes", SCOPES));
+    scope *s = &ids.scopes[i];
     s->parent = (uint32_t)ms__state.scope;
     s->head = 0;
-    s->chain = chain;
+    s->chain = ids.chain;
     s->open = true;
     s->name = name;  // not copied: the caller keeps the name alive while the scope is open
     ms__state.scope = (int32_t)i;
-    chain_top[chain] = i;
+    ids.chain_top[ids.chain] = i;
     return (double)(((uint64_t)s->generation << 16) | i);
 }
 
@@ -392,8 +397,8 @@ static scope *scope_of(double handle)
     if (!(handle >= 1)) return NULL;
     uint64_t bits = (uint64_t)handle;
     uint32_t i = (uint32_t)(bits & (SCOPES - 1));
-    bool open = i < n_scopes && scopes[i].open && scopes[i].generation == (uint32_t)(bits >> 16);
-    return open ? &scopes[i] : NULL;
+    bool open = i < ids.n_scopes && ids.scopes[i].open && ids.scopes[i].generation == (uint32_t)(bits >> 16);
+    return open ? &ids.scopes[i] : NULL;
 }
 
 int ms_scope_is_open(double handle) { return scope_of(handle) != NULL; }
@@ -402,21 +407,21 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
 {
     scope *s = scope_of(handle);
     if (MS_UNLIKELY(!s)) return;
-    uint32_t at = (uint32_t)(s - scopes), parent = s->parent;
+    uint32_t at = (uint32_t)(s - ids.scopes), parent = s->parent;
     int in = s->chain;
     for (int k = 0; k < n; k++) {
         slot *e = slot_of(keep[k]);
         if (!e || !e->scope) continue;
         // Moves only tensors of this scope and of scopes that are still open inside it.
-        uint32_t c = chain_top[in];
-        while (c != at && c != e->scope) c = scopes[c].parent;
+        uint32_t c = ids.chain_top[in];
+        while (c != at && c != e->scope) c = ids.scopes[c].parent;
         if (c != e->scope) continue;
         unlink_scope(e);
         link_scope(e, parent);
         if (!parent) count_unscoped(e->tensor);
     }
-    for (uint32_t c = chain_top[in];;) {
-        scope *e = &scopes[c];
+    for (uint32_t c = ids.chain_top[in];;) {
+        scope *e = &ids.scopes[c];
         const char *text = e->head ? scope_text(e->name) : NULL;
         while (e->head) {
             slot *last = slot_at(e->head);
@@ -426,13 +431,13 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
         uint32_t outer = e->parent;
         e->open = false;
         e->generation++;
-        e->parent = free_scope;
-        free_scope = c;
+        e->parent = ids.free_scope;
+        ids.free_scope = c;
         if (c == at) break;
         c = outer;
     }
-    chain_top[in] = parent;
-    if (in == chain) ms__state.scope = (int32_t)parent;
+    ids.chain_top[in] = parent;
+    if (in == ids.chain) ms__state.scope = (int32_t)parent;
 }
 
 // ---- chains -----------------------------------------------------------------------------------
@@ -440,10 +445,10 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
 int ms_chain_new(void)
 {
     for (int c = 1; c < CHAINS; c++)
-        if (!chain_used[c]) {
-            chain_used[c] = 1;
+        if (!ids.chain_used[c]) {
+            ids.chain_used[c] = 1;
             // A coroutine's first scope has no parent: tensors made outside of its own scopes are unscoped.
-            chain_top[c] = 0;
+            ids.chain_top[c] = 0;
             return c;
         }
     ms__fail(MS_ENOMEM, "more than %d coroutines have scopes at once: let some end", CHAINS - 1);
@@ -452,21 +457,21 @@ int ms_chain_new(void)
 
 int ms_chain_switch(int to)
 {
-    int before = chain;
+    int before = ids.chain;
     if (to < 0 || to >= CHAINS) return before;
-    chain = to;
-    ms__state.scope = (int32_t)chain_top[to];
+    ids.chain = to;
+    ms__state.scope = (int32_t)ids.chain_top[to];
     return before;
 }
 
 void ms_chain_free(int c)
 {
-    if (c <= 0 || c >= CHAINS || !chain_used[c]) return;
-    if (chain_top[c]) {
-        uint32_t i = chain_top[c];
-        while (scopes[i].parent) i = scopes[i].parent;
-        ms_scope_close((double)(((uint64_t)scopes[i].generation << 16) | i), NULL, 0);
+    if (c <= 0 || c >= CHAINS || !ids.chain_used[c]) return;
+    if (ids.chain_top[c]) {
+        uint32_t i = ids.chain_top[c];
+        while (ids.scopes[i].parent) i = ids.scopes[i].parent;
+        ms_scope_close((double)(((uint64_t)ids.scopes[i].generation << 16) | i), NULL, 0);
     }
-    chain_used[c] = 0;
-    if (c == chain) ms_chain_switch(0);
+    ids.chain_used[c] = 0;
+    if (c == ids.chain) ms_chain_switch(0);
 }

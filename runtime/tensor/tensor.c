@@ -5,31 +5,34 @@
 #include "tensor/tensor.h"
 #include "base/watched.h"
 
-static ms_tensor *spare;           // free list, linked through node
-static ms_counter *spare_version;  // free list, linked through its first bytes
 ms_tensor_observer ms__tensor_observer;
 
 // Some views are made where nothing may fail (a unit makes its parameters views of other storages, a run releases its
 // graph). If malloc fails there, their memory comes from this reserve. ms__tensor_new, which may fail, refills the
 // reserve and fails if it cannot.
 enum { RESERVE = 128 };
-static ms_tensor *reserve[RESERVE];
-static ms_counter *reserve_version[RESERVE];
-static int n_reserve, n_reserve_version;
+static struct {
+    ms_tensor *spare;           // free list, linked through node
+    ms_counter *spare_version;  // free list, linked through its first bytes
+    ms_tensor *reserve[RESERVE];
+    ms_counter *reserve_version[RESERVE];
+    int n_reserve, n_reserve_version;
+} store;
 
 static bool fill_reserve(void)
 {
-    while (n_reserve < RESERVE && (reserve[n_reserve] = malloc(sizeof **reserve))) n_reserve++;
-    while (n_reserve_version < RESERVE &&
-           (reserve_version[n_reserve_version] = malloc(sizeof(ms_counter) + sizeof(void *))))
-        n_reserve_version++;
-    return n_reserve == RESERVE && n_reserve_version == RESERVE;
+    while (store.n_reserve < RESERVE && (store.reserve[store.n_reserve] = malloc(sizeof **store.reserve)))
+        store.n_reserve++;
+    while (store.n_reserve_version < RESERVE &&
+           (store.reserve_version[store.n_reserve_version] = malloc(sizeof(ms_counter) + sizeof(void *))))
+        store.n_reserve_version++;
+    return store.n_reserve == RESERVE && store.n_reserve_version == RESERVE;
 }
 
 static ms_counter *version_new(void)
 {
-    ms_counter *v = spare_version;
-    if (MS_LIKELY(v != NULL)) memcpy(&spare_version, v, sizeof(void *));
+    ms_counter *v = store.spare_version;
+    if (MS_LIKELY(v != NULL)) memcpy(&store.spare_version, v, sizeof(void *));
     else if (!(v = malloc(sizeof(ms_counter) > sizeof(void *) ? sizeof(ms_counter) : sizeof(void *)))) return NULL;
     v->refs = 1;
     v->count = v->tape = 0;
@@ -44,15 +47,15 @@ static void version_release(ms_counter *v)
         free(v);
         return;
     }
-    memcpy(v, &spare_version, sizeof(void *));
-    spare_version = v;
+    memcpy(v, &store.spare_version, sizeof(void *));
+    store.spare_version = v;
 }
 
 // A tensor with one reference whose view, storage and version are not set yet.
 static ms_tensor *tensor_raw(void)
 {
-    ms_tensor *t = spare;
-    if (MS_LIKELY(t != NULL)) spare = (ms_tensor *)t->node;
+    ms_tensor *t = store.spare;
+    if (MS_LIKELY(t != NULL)) store.spare = (ms_tensor *)t->node;
     else if (!(t = malloc(sizeof *t))) return NULL;
     t->refs = 1;
     t->requires_grad = t->is_param = t->sharded = t->is_view = t->unreduced = t->rank_local = false;
@@ -73,8 +76,8 @@ static void tensor_recycle(ms_tensor *t)
         free(t);
         return;
     }
-    t->node = (ms_node *)spare;
-    spare = t;
+    t->node = (ms_node *)store.spare;
+    store.spare = t;
 }
 
 static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
@@ -113,7 +116,7 @@ ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const
             return ms__fail(MS_ENOMEM, "%s: shape %s has more elements than memory can hold", what,
                             ms__shape_text(ndim, shape));
     }
-    if (MS_UNLIKELY(n_reserve < RESERVE || n_reserve_version < RESERVE) && !fill_reserve())
+    if (MS_UNLIKELY(store.n_reserve < RESERVE || store.n_reserve_version < RESERVE) && !fill_reserve())
         return no_header(n, dtype, what);
     ms_tensor *t = tensor_raw();
     ms_counter *v = version_new();
@@ -152,9 +155,9 @@ static ms_tensor *tensor_must(void)
 {
     ms_tensor *t = tensor_raw();
     if (MS_LIKELY(t != NULL)) return t;
-    if (n_reserve == 0) exhausted();
-    spare = reserve[--n_reserve];
-    spare->node = NULL;
+    if (store.n_reserve == 0) exhausted();
+    store.spare = store.reserve[--store.n_reserve];
+    store.spare->node = NULL;
     return tensor_raw();
 }
 
@@ -162,9 +165,9 @@ static ms_counter *version_must(void)
 {
     ms_counter *v = version_new();
     if (MS_LIKELY(v != NULL)) return v;
-    if (n_reserve_version == 0) exhausted();
-    spare_version = reserve_version[--n_reserve_version];
-    memset(spare_version, 0, sizeof(void *));
+    if (store.n_reserve_version == 0) exhausted();
+    store.spare_version = store.reserve_version[--store.n_reserve_version];
+    memset(store.spare_version, 0, sizeof(void *));
     return version_new();
 }
 
@@ -176,12 +179,12 @@ ms_status ms__tensor_reserve(int n, const char *what)
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
         there = t && v;
         if (t) {
-            t->node = (ms_node *)spare;
-            spare = t;
+            t->node = (ms_node *)store.spare;
+            store.spare = t;
         }
         if (v) {
-            memcpy(v, &spare_version, sizeof(void *));
-            spare_version = v;
+            memcpy(v, &store.spare_version, sizeof(void *));
+            store.spare_version = v;
         }
     }
     size_t bytes = (size_t)(n > RESERVE ? n : RESERVE) * (sizeof(ms_tensor) + sizeof(ms_counter) + sizeof(void *));
