@@ -72,17 +72,20 @@ describe("products:", function()
     local threads = lib.ms_num_threads()
     local ok, message = pcall(ms.no_grad, function()
       for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
-        for _, size in ipairs { { 17, 900, 700 }, { 700, 50, 530 }, { 333, 1100, 600 } } do
+        -- The last two: parts of C for each thread, of rows and of columns, the last of them smaller.
+        for _, size in ipairs { { 17, 900, 700 }, { 700, 50, 530 }, { 333, 1100, 600 }, { 1370, 260, 90 },
+          { 40, 2700, 1050 } } do
           ms.scope(function()
             local m, n, k = unpack(size)
             local a, b, first = ms.randn(m, k):to(dtype), ms.randn(n, k):to(dtype):transpose(1, 2), nil
+            local row = ms.randn(n):to(dtype)
             for turn = 0, 3 do
               if turn % 2 == 1 then b = turn == 1 and b:contiguous() or b:t():contiguous():t() end
               if turn == 2 then a = a:t():contiguous():t() end
               if a:element_size() == 2 then first = nil end     -- oneDNN may sum in another order
               for _, t in ipairs { 1, 2, 5 } do
                 ms.set_num_threads(t)
-                local y = a:matmul(b)
+                local y = ms.cat({ a:matmul(b), nn.F.linear(a, b:t(), row) })
                 local bits = ffi.string(lib.ms_data_ptr(y.id), y:numel() * y:element_size())
                 first = first or bits
                 assert(bits == first, ("%s %d x %d x %d, turn %d: other bits with %d threads"):format(dtype, m, n, k,

@@ -23,9 +23,11 @@ enum {
     FEW = 400,         // largest number of columns of C for which rows of A are read in place: packing would not pay
     ROWS = 2048,       // largest number of rows of A packed at a time
     ROWS_HALF = 1024,  // ROWS for half types
+    ROWS_APART = 512,  // least of both, if threads pack rows of their own
     COLUMNS_HALF = 2304,  // half types, if k is above KC: most columns of C that have float32 sums at a time
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
+    APART = 256,  // rows or columns of C that a thread needs to compute them alone: it packs all of one operand itself
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
 };
 
@@ -49,6 +51,7 @@ typedef struct gemm_block {
 // The state of a large product.
 typedef struct gemm_work {
     const ms_gemm *g;
+    int64_t threads;              // that share it
     int64_t size;                 // bytes of a number of the accumulating type: 4 or 8
     int64_t wide, high, group;    // columns in a panel of B, rows in a panel of A, rows computed together
     int64_t i0, mb;               // first of the current rows; their number
@@ -60,7 +63,7 @@ typedef struct gemm_work {
     int64_t mc, cols;  // rows and columns of a task
     int64_t pack;      // columns that a packing task packs
     bool converts;     // A or B is of a half type or int8: its panels, and the sums, are float32
-    bool first, last;  // the current depth is the first, the last
+    bool last;         // the current depth is the last
     bool pack_a;       // A is packed; otherwise its rows are read in place
     bool fused;        // B is packed while the first rows are computed
     char *b, *a;       // packed panels, stored consecutively
@@ -82,106 +85,7 @@ typedef struct gemm_work {
 #undef REAL
 #undef R
 
-// ---- half types and int8: panels in float32 -------------------------------------------------------
-
-// Convert contiguous numbers: load_f16, load_bf16 and load_i8 to floats, store_f16 and store_bf16 from floats.
-static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) out[i] = ms_f16_to_float(in[i]);
-}
-
-static MS_KERNEL void load_bf16(float *out, const ms_bf16 *in, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) out[i] = ms_bf16_to_float(in[i]);
-}
-
-static MS_KERNEL void load_i8(float *out, const int8_t *in, int64_t n, float scale)
-{
-    for (int64_t i = 0; i < n; i++) out[i] = (float)in[i] * scale;
-}
-
-static MS_KERNEL void store_f16(ms_f16 *out, const float *in, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) out[i] = ms_float_to_f16(in[i]);
-}
-
-static MS_KERNEL void store_bf16(ms_bf16 *out, const float *in, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) out[i] = ms_float_to_bf16(in[i]);
-}
-
-static void load_run(int dtype, float *out, const void *in, int64_t at, int64_t n)
-{
-    if (dtype == MS_F32) memcpy(out, (const float *)in + at, (size_t)n * sizeof *out);
-    else if (dtype == MS_F16) load_f16(out, (const ms_f16 *)in + at, n);
-    else load_bf16(out, (const ms_bf16 *)in + at, n);
-}
-
-static float load_one(int dtype, const void *in, int64_t at)
-{
-    return dtype == MS_F16 ? ms_f16_to_float(((const ms_f16 *)in)[at]) : ms_bf16_to_float(((const ms_bf16 *)in)[at]);
-}
-
-// As pack of the tiles, for half types; squares of 16 x 16 numbers pass through a buffer.
-static void pack_half(float *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n)
-{
-    const ms_tiles_f32 *tiles = ms__tiles_f32();
-    int64_t lanes = tiles->lanes, wide = (n + lanes - 1) / lanes * lanes;
-    if (b->cs == 1) {
-        for (int64_t p = 0; p < k; p++) {
-            load_run(b->dtype, out + p * out_rs, b->data, p * b->rs, n);
-            for (int64_t j = n; j < wide; j++) out[p * out_rs + j] = 0;
-        }
-        return;
-    }
-    for (int64_t j = 0; j < wide; j += lanes) {
-        int64_t w = n - j < lanes ? n - j : lanes, p = 0;
-        if (b->dtype == MS_BF16 && b->rs == 1 && w == lanes)
-            p = tiles->pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b->data + j * b->cs, b->cs, k);
-        for (; p < k; p += 16) {
-            float t[16 * 16] = { 0 };
-            int64_t h = k - p < 16 ? k - p : 16;
-            for (int64_t l = 0; l < w; l++) {
-                int64_t from = p * b->rs + (j + l) * b->cs;
-                if (b->rs == 1) load_run(b->dtype, t + l * 16, b->data, from, h);
-                else
-                    for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(b->dtype, b->data, from + q * b->rs);
-            }
-            tiles->pack(out + p * out_rs + j, out_rs, &(ms_matrix) { .data = t, .rs = 1, .cs = 16 }, h, lanes);
-        }
-    }
-}
-
-// Packs rows of A into panels and converts them to float.
-static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k, int64_t depth)
-{
-    enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
-    const ms_tiles_f32 *tiles = ms__tiles_f32();
-    float t[8 * KC] __attribute__((aligned(64)));
-    int64_t high = tiles->rows;
-    if (a->rs == 1) {  // columns are contiguous: convert them in t, at most LONG numbers of each
-        for (int64_t p = 0; p < k; p += ROUND) {
-            int64_t columns = k - p < ROUND ? k - p : ROUND;
-            for (int64_t q = 0; q < columns; q++) load_run(a->dtype, t + q * LONG, a->data, (p + q) * a->cs, m);
-            tiles->pack_rows(out + p * high, &(ms_matrix) { .data = t, .rs = 1, .cs = LONG }, m, columns, depth);
-        }
-        return;
-    }
-    for (int64_t i = 0; i < m; i += high) {
-        int64_t rows = m - i < high ? m - i : high, p = 0;
-        if (a->dtype == MS_BF16 && a->cs == 1 && rows == high)
-            p = tiles->pack_rows_bf16(out + i * depth, (const ms_bf16 *)a->data + i * a->rs, a->rs, k);
-        if (p == k) continue;
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t from = (i + r) * a->rs + p * a->cs, rest = k - p;
-            if (a->cs == 1) load_run(a->dtype, t + r * rest, a->data, from, rest);
-            else
-                for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(a->dtype, a->data, from + q * a->cs);
-        }
-        tiles->pack_rows(out + i * depth + p * high, &(ms_matrix) { .data = t, .rs = k - p, .cs = 1 }, rows, k - p,
-                         depth);
-    }
-}
+#include "cpu/product/gemm_half_body.h"
 
 // ---- large products -------------------------------------------------------------------------------
 
@@ -303,10 +207,10 @@ static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
 static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     float *s = w->sums;
-    if (w->first && w->last) s += ms__thread_num() * w->group * w->sums_rs;
+    if (w->p0 == 0 && w->last) s += w->threads > 1 ? ms__thread_num() * w->group * w->sums_rs : 0;
     else s += i * w->sums_rs + w->j0 + j - w->first_col;
     const float *a = (const float *)w->a + i * w->kc, *b = (const float *)w->b + j * w->kc;
-    ms_operands_f32 o = { a, 1, w->high, b, w->wide, s, w->sums_rs, NULL, !w->first };
+    ms_operands_f32 o = { a, 1, w->high, b, w->wide, s, w->sums_rs, NULL, w->p0 > 0 };
     const ms_tiles_f32 *t = ms__tiles_f32();
     t->sweep((n + t->lanes - 1) / t->lanes * t->lanes, rows, w->kc, &o, NULL, ahead);
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
@@ -398,19 +302,26 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 
 static int64_t lanes(const gemm_work *w) { return w->size == 4 ? ms__tiles_f32()->lanes : ms__tiles_f64()->lanes; }
 
+// Runs tasks on the threads that share the product.
+static void run_tasks(gemm_work *w, int64_t n, ms_range_fn fn)
+{
+    if (w->threads > 1) ms__parallel_tasks(n, fn, w);
+    else
+        for (int64_t k = 0; k < n; k++) fn(w, k, k + 1, k);
+}
+
 // Computes the current rows of A times the current columns of B.
-static void column_block(gemm_work *w, int64_t threads)
+static void column_block(gemm_work *w)
 {
     int64_t panels = ceil_div(w->nc, w->wide);
-    w->pack = ceil_div(panels, threads) * w->wide;
+    w->pack = ceil_div(panels, w->threads) * w->wide;
     // A single thread packs at most 8 panels at a time, because a row of B is packed into all of them at once.
-    if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
+    if (w->threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
     w->fused =
         w->g->b_cs == 1 && w->nc % lanes(w) == 0 && w->pack_a && !w->converts && w->mc >= w->mb && w->mb >= w->high;
-    if (!w->fused) ms__parallel_tasks(ceil_div(w->nc, w->pack), pack_task, w);
-    if (w->pack_a && across(w) > 1 && w->j0 == w->first_col)
-        ms__parallel_tasks(ceil_div(w->mb, run_rows(w)), pack_rows_task, w);
-    ms__parallel_tasks(ceil_div(w->mb, w->mc) * across(w), row_task, w);
+    if (!w->fused) run_tasks(w, ceil_div(w->nc, w->pack), pack_task);
+    if (w->pack_a && across(w) > 1 && w->j0 == w->first_col) run_tasks(w, ceil_div(w->mb, run_rows(w)), pack_rows_task);
+    run_tasks(w, ceil_div(w->mb, w->mc) * across(w), row_task);
 }
 
 // Determines the next block of B for the same rows of A: the next columns, or the next depth from the first column on.
@@ -431,11 +342,13 @@ typedef struct gemm_cut {
 // B's panels get half of the second-level cache. With several threads, each thread gets about two tasks: first the rows
 // are divided, into tasks of at least 128 rows, which amortise loading B's panels; then the columns. If that gives too
 // few tasks, a task gets fewer rows, at least four panels of A, and then fewer columns.
-static gemm_cut cut(gemm_work *w, int64_t threads)
+static gemm_cut cut(gemm_work *w, int64_t beside)
 {
     const ms_gemm *g = w->g;
+    int64_t threads = w->threads;
+    int64_t rows = (w->converts ? ROWS_HALF : ROWS) / beside;
     gemm_cut c = { .kc = even(g->k, KC * 4 / w->size, 16),
-                   .mb = even(g->m, w->converts ? ROWS_HALF : ROWS, w->high),
+                   .mb = even(g->m, rows < ROWS_APART ? ROWS_APART : rows, w->high),
                    .jb = g->n };
     if (w->converts && c.kc < g->k && g->n > COLUMNS_HALF) c.jb = even(g->n, COLUMNS_HALF, w->wide);
 
@@ -462,21 +375,18 @@ static gemm_cut cut(gemm_work *w, int64_t threads)
 
 // Multiplies the current rows and columns through all depths. Between blocks Ctrl-C ends the product, because a large
 // one takes seconds.
-static ms_status all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
+static void all_depths(gemm_work *w, const gemm_cut *c)
 {
     const ms_gemm *g = w->g;
     for (w->p0 = 0; w->p0 < g->k; w->p0 += w->kc) {
         w->kc = g->k - w->p0 < c->kc ? g->k - w->p0 : c->kc;
-        w->first = w->p0 == 0;
         w->last = w->p0 + w->kc == g->k;
-        for (w->j0 = w->first_col; w->j0 < w->last_col; w->j0 += c->nc) {
+        for (w->j0 = w->first_col; w->j0 < w->last_col && !ms__state.interrupted; w->j0 += c->nc) {
             w->nc = w->last_col - w->j0 < c->nc ? w->last_col - w->j0 : c->nc;
-            if (threads == 1) what_follows(w, c->nc, c->kc);
-            MS_TRY(ms__check_interrupt());
-            column_block(w, threads);
+            if (w->threads == 1) what_follows(w, c->nc, c->kc);
+            column_block(w);
         }
     }
-    return MS_OK;
 }
 
 // Sets the sizes of tiles and panels.
@@ -491,37 +401,117 @@ static void shape(gemm_work *w)
     }
 }
 
-static ms_status large(const ms_gemm *g)
-{
-    gemm_work w = { .g = g, .converts = ms__is_half(g->dtype) || g->scale, .size = g->dtype == MS_F64 ? 8 : 4 };
-    int64_t threads = ms_num_threads();
-    shape(&w);
-    w.pack_a = w.converts || g->a_cs != 1 || g->n > FEW;
-    const gemm_cut c = cut(&w, threads);
+// The state and the division of product g on some threads; the bytes of A's and B's panels, and of the sums.
+typedef struct gemm_plan {
+    gemm_work w;
+    gemm_cut c;
+    size_t a_bytes, b_bytes, s_bytes;
+} gemm_plan;
 
-    bool deep = c.kc < g->k;
-    int64_t depth = deep ? c.kc : g->k;
-    size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size),
-           s_bytes = 0;
-    if (w.converts) {
-        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // + 16: rows a power of two apart would share sets of the cache
-        s_bytes = (size_t)((deep ? c.mb : w.group * threads) * w.sums_rs) * 4;
+// beside: products that are computed at a time. few: whether C, of which g may be a part, has few columns.
+static gemm_plan plan_of(const ms_gemm *g, int64_t threads, int64_t beside, bool few)
+{
+    gemm_plan p = { .w = { .g = g, .threads = threads } };
+    gemm_work *w = &p.w;
+    w->converts = ms__is_half(g->dtype) || g->scale;
+    w->size = g->dtype == MS_F64 ? 8 : 4;
+    shape(w);
+    w->pack_a = w->converts || g->a_cs != 1 || !few;
+    p.c = cut(w, beside);
+
+    bool deep = p.c.kc < g->k;
+    int64_t depth = deep ? p.c.kc : g->k;
+    p.a_bytes = w->pack_a ? (size_t)(p.c.mb * depth * w->size) : 0;
+    p.b_bytes = (size_t)(p.c.nc * depth * w->size);
+    if (w->converts) {
+        w->sums_rs = (deep ? p.c.jb : w->cols) + 16;  // + 16: rows a power of two apart would share sets of the cache
+        p.s_bytes = (size_t)((deep ? p.c.mb : w->group * threads) * w->sums_rs) * 4;
     }
-    ms_block *scratch;
-    MS_TRY(ms__alloc_scratch(&scratch, a_bytes + b_bytes + s_bytes, g->what));
-    w.b = scratch->data;
-    w.a = w.b + b_bytes;
-    w.sums = s_bytes ? (float *)(w.a + a_bytes) : NULL;
-    ms_status status = MS_OK;
-    for (w.i0 = 0; w.i0 < g->m && status == MS_OK; w.i0 += c.mb) {
-        w.mb = g->m - w.i0 < c.mb ? g->m - w.i0 : c.mb;
-        for (w.first_col = 0; w.first_col < g->n && status == MS_OK; w.first_col += c.jb) {
-            w.last_col = g->n - w.first_col < c.jb ? g->n : w.first_col + c.jb;
-            status = all_depths(&w, &c, threads);
+    return p;
+}
+
+static size_t room_of(const gemm_plan *p) { return p->a_bytes + p->b_bytes + p->s_bytes; }
+
+static void multiply(gemm_plan *p, char *room)
+{
+    gemm_work *w = &p->w;
+    const ms_gemm *g = w->g;
+    w->b = room;
+    w->a = w->b + p->b_bytes;
+    w->sums = p->s_bytes ? (float *)(w->a + p->a_bytes) : NULL;
+    for (w->i0 = 0; w->i0 < g->m; w->i0 += p->c.mb) {
+        w->mb = g->m - w->i0 < p->c.mb ? g->m - w->i0 : p->c.mb;
+        for (w->first_col = 0; w->first_col < g->n; w->first_col += p->c.jb) {
+            w->last_col = g->n - w->first_col < p->c.jb ? g->n : w->first_col + p->c.jb;
+            all_depths(w, &p->c);
         }
     }
+}
+
+// A product divided into parts of `step` rows or columns.
+typedef struct gemm_parts {
+    const ms_gemm *g;
+    bool rows;
+    int64_t step, threads;
+    char *room;
+    size_t bytes;  // of room, per thread
+} gemm_parts;
+
+static ms_gemm part_of(const gemm_parts *d, int64_t part)
+{
+    ms_gemm g = *d->g;
+    int64_t at = part * d->step, left = (d->rows ? g.m : g.n) - at, n = left < d->step ? left : d->step;
+    int64_t size = a_size(&g);
+    if (d->rows) {
+        g.m = n;
+        g.a = (const char *)g.a + at * g.a_rs * size;
+        g.c = (char *)g.c + at * g.c_rs * size;
+        return g;
+    }
+    g.n = n;
+    g.b = (const char *)g.b + at * g.b_cs * b_size(&g);
+    g.c = (char *)g.c + at * size;
+    if (g.bias) g.bias = (const char *)g.bias + at * size;
+    if (g.scale && !g.scales_rows) g.scale += at;
+    return g;
+}
+
+static void part_task(void *arg, int64_t part, int64_t end, int64_t unused)
+{
+    const gemm_parts *d = arg;
+    const ms_gemm g = part_of(d, part);
+    gemm_plan p = plan_of(&g, 1, d->threads, d->g->n <= FEW);
+    (void)end, (void)unused;
+    multiply(&p, d->room + (size_t)ms__thread_num() * d->bytes);
+}
+
+// Threads share a product in one of two ways. Where each gets APART rows or columns, each computes a part of C alone,
+// as one thread would: it packs all of the other operand, but waits for nobody, and packs and prefetches its next
+// operands while it multiplies. Otherwise the threads share all panels.
+static ms_status large(const ms_gemm *g)
+{
+    int64_t threads = ms_num_threads(), longer = g->m > g->n ? g->m : g->n;
+    gemm_parts d = { .g = g, .rows = g->m > g->n, .threads = threads };
+    ms_block *scratch;
+    if (threads == 1 || longer / threads < APART) {
+        gemm_plan p = plan_of(g, threads, 1, g->n <= FEW);
+        MS_TRY(ms__alloc_scratch(&scratch, room_of(&p), g->what));
+        multiply(&p, scratch->data);
+    } else {
+        int64_t each = longer / threads / (2 * APART);  // parts of a thread: some, as other work may delay it
+        d.step = ceil_div(ceil_div(longer, threads * (each < 1 ? 1 : each > 4 ? 4 : each)), 64) * 64;
+        int64_t parts = ceil_div(longer, d.step);
+        for (int64_t k = 0; k < parts; k += parts - 1) {
+            const ms_gemm part = part_of(&d, k);
+            const gemm_plan p = plan_of(&part, 1, threads, g->n <= FEW);
+            if (room_of(&p) > d.bytes) d.bytes = (room_of(&p) + 63) / 64 * 64;
+        }
+        MS_TRY(ms__alloc_scratch(&scratch, d.bytes * (size_t)threads, g->what));
+        d.room = scratch->data;
+        ms__parallel_tasks(parts, part_task, &d);
+    }
     ms__free(scratch);
-    return status;
+    return ms__check_interrupt();
 }
 
 // ---- choice of implementation -------------------------------------------------------------------

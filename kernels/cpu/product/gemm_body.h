@@ -11,7 +11,7 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
     const REAL *a = (const REAL *)w->a + i * w->kc, *b = (const REAL *)w->b + j * w->kc,
                *bias = w->last && g->bias ? (const REAL *)g->bias + w->j0 + j : NULL;
     REAL *c = (REAL *)g->c + (w->i0 + i) * g->c_rs + w->j0 + j;
-    R(ms_operands) o = { a, 1, w->high, b, w->wide, c, g->c_rs, bias, !w->first };
+    R(ms_operands) o = { a, 1, w->high, b, w->wide, c, g->c_rs, bias, w->p0 > 0 };
     if (w->fused && i == 0) {
         o.b = (const REAL *)g->b + w->p0 * g->b_rs + w->j0 + j;
         o.b_rs = g->b_rs;
