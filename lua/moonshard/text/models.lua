@@ -2,6 +2,7 @@
 --- The models of tokenizer.json: how a word becomes tokens.
 local bpe = require "moonshard.text.bpe"
 local bytes = require "moonshard.text.bytes"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local nodes = require "moonshard.text.node"
 local opts = require "moonshard.core.opts"
@@ -125,12 +126,34 @@ function kinds.WordPiece(node)
     most = node:get("max_input_chars_per_word", opts.whole_from(0)) or 100 }, WordPiece), ids
 end
 
+local significand = engine.ffi.new "uint64_t[1]"
+
+-- A score as the reference reads it: the digits as a whole number, rounded, over a power of ten. The last bit decides
+-- between ways whose tokens are the same in another order.
+local function rounded(score)
+  local text
+  for digits = 15, 17 do
+    text = ("%%.%de"):format(digits - 1):format(score)
+    if tonumber(text) == score then break end
+  end
+  local sign, first, rest, exponent = text:match "^(%-?)(%d)%.?(%d*)e([+-]%d+)$"
+  if not first then return score end
+  rest = rest:gsub("0+$", "")
+  significand[0] = 0
+  for digit in (first .. rest):gmatch "." do significand[0] = significand[0] * 10 + tonumber(digit) end
+  local shift, value = tonumber(exponent) - #rest, tonumber(significand[0])
+  if math.abs(shift) > 300 then return score end
+  local power = tonumber("1e" .. math.abs(shift))
+  value = shift < 0 and value / power or value * power
+  return sign == "-" and -value or value
+end
+
 -- A list of [token, score].
 function kinds.Unigram(node)
   local ids, scores = {}, {}
   for k, pair in ipairs(node:list("vocab", true)) do
     local token = pair:get(1, opts.string, true)
-    scores[k - 1] = pair:get(2, opts.number, true)
+    scores[k - 1] = rounded(pair:get(2, opts.number, true))
     ids[token] = ids[token] or k - 1
   end
   local unknown, fallback = node:get("unk_id", opts.whole_from(0)), nil

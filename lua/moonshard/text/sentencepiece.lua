@@ -156,6 +156,7 @@ function M.of(list, train, spec, damaged)
     named[name] = whole_is(id) and tokens[id] or nil
   end
   return { model = train.kind == 2 and bpe.new(o) or unigram.new(o), tokens = tokens, added = added, splitters = {},
+    spans = true,
     normalizer = normalizer(spec, map), decoder = decoder(spec, tokens[unknown], texts), named = named }
 end
 

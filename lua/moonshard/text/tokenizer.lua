@@ -24,7 +24,7 @@ local TextTokenizer = { __name = "TextTokenizer" }
 TextTokenizer.__index = TextTokenizer
 
 --- A tokenizer of parts: o.model (encode(word) gives ids and sizes); o.tokens: by id; o.added: list of added tokens;
---- o.normalizer, o.splitters, o.template, o.decoder; o.raw: tokens are bytes, and their concatenation is the text.
+--- o.normalizer, o.splitters, o.template, o.decoder; o.spans: offsets by SentencePiece's rule; o.raw: tokens are bytes, and their concatenation is the text.
 function M.new(o, who)
   local self = setmetatable({ _o = o, _ids = {}, _special = {}, _added = {}, vocab_size = 0 }, TextTokenizer)
   local before, after = {}, {}
@@ -81,7 +81,7 @@ end
 
 -- Widens a range to whole characters of the text.
 local function whole(text, i, j)
-  while i > 1 and (text:byte(i) or 0) >= 128 and text:byte(i) < 192 and i > j - 4 do
+  while i > 1 and (text:byte(i) or 0) >= 128 and text:byte(i) < 192 do
     local from = i - 1
     while from > 1 and from > i - 4 and text:byte(from) >= 128 and text:byte(from) < 192 do from = from - 1 end
     if pieces.char_end(text, from) < i then break end
@@ -95,8 +95,24 @@ local function whole(text, i, j)
   return i, j
 end
 
--- The tokens of a word with offsets: those of a piece.
-local function add_piece(list, model, piece, text)
+-- The first byte of the character that has byte k.
+local function char_start(text, k)
+  local from = k
+  while from > 1 and from > k - 3 and (text:byte(from) or 0) >= 128 and text:byte(from) < 192 do from = from - 1 end
+  return from < k and pieces.char_end(text, from) >= k and from or k
+end
+
+-- As pieces.origin, by SentencePiece's rule: a range ends before the character of the next byte, so that it has the
+-- spaces that were left out, and is empty if it ends within a character. most: the last byte of the part of the text.
+local function span(text, piece, i, j, most)
+  local first = char_start(text, (pieces.origin(piece, i, i)))
+  local at = piece.at + j
+  local stop = not piece.first and at + 1 or piece.first[at + 1] or most + 1
+  return first, char_start(text, stop) - 1
+end
+
+-- The tokens of a word with offsets: those of a piece. most: for offsets by SentencePiece's rule, as for span.
+local function add_piece(list, model, piece, text, most)
   local ids = model:encode(piece.s)
   local buffer, at = list:reserve(#ids), 1
   for k = 1, #ids do
@@ -104,7 +120,9 @@ local function add_piece(list, model, piece, text)
     list.n = list.n + 1
     if list.offsets then
       local size = ids.sizes[k]
-      if size == 0 then                                 -- one more token of the same character
+      if most then
+        list.offsets[list.n] = { span(text, piece, at, at + size - 1, most) }
+      elseif size == 0 then                             -- one more token of the same character
         list.offsets[list.n] = { unpack(list.offsets[list.n - 1]) }
       else
         list.offsets[list.n] = { whole(text, pieces.origin(piece, at, at + size - 1)) }
@@ -157,7 +175,7 @@ local function add_part(self, list, text, i, j, skip)
     return add_plain(list, model, split.regex, piece.s, split.drops)
   end
   local function emit(word)
-    if #word.s > 0 then add_piece(list, model, word, text) end
+    if #word.s > 0 then add_piece(list, model, word, text, o.spans and j) end
   end
   if not self._after then return splitters.words(split, piece, emit, i == 1) end
   self._after:each(piece.s, function(a, b, id)
@@ -234,7 +252,9 @@ local function fill(template, lists, types)
       for _, id in ipairs(part.ids) do out:add(id, 1, 0) end
     else
       local list = lists[part.sequence]
-      for k = 0, list.n - 1 do out:add(list.ids[k], unpack(list.offsets and list.offsets[k + 1] or {})) end
+      ffi.copy(out:reserve(list.n) + out.n, list.ids, 8 * list.n)
+      for k = 1, list.offsets and list.n or 0 do out.offsets[out.n + k] = list.offsets[k] end
+      out.n = out.n + list.n
     end
     for k = from + 1, types and out.n or 0 do types[k] = part.type end
   end

@@ -13,6 +13,10 @@ Unigram.__index = Unigram
 local M = {}
 
 local rounded = engine.ffi.new "float[1]"
+local function single(x)
+  rounded[0] = x
+  return rounded[0]
+end
 
 --- A model. o.ids: ids by token; o.scores: by id; o.unknown: id of characters without a token; neighbouring ones become
 --- one; o.bytes: ids by byte, for these; o.single: sums are rounded to single precision.
@@ -22,11 +26,12 @@ function M.new(o)
     for k = 1, #token do begins[token:sub(1, k)] = true end
     least = math.min(least, o.scores[id])
   end
-  return setmetatable({ _o = o, _begins = begins, _unknown = least - PENALTY, _words = {}, _cached = 0 }, Unigram)
+  local unknown = o.single and single(least - PENALTY) or least - PENALTY
+  return setmetatable({ _o = o, _begins = begins, _unknown = unknown, _words = {}, _cached = 0 }, Unigram)
 end
 
 -- Adds the tokens of bytes i to j, which have no token: one for each byte if all have one, otherwise the unknown one.
--- The first byte's token has all the bytes, the others have none.
+-- The first byte's token has all the bytes, the others have none; with o.single, each has its own.
 local function add_unknown(o, word, i, j, ids, sizes)
   local all = o.bytes
   for k = i, all and j or 0 do all = all and o.bytes[word:byte(k)] end
@@ -34,7 +39,9 @@ local function add_unknown(o, word, i, j, ids, sizes)
     ids[#ids + 1], sizes[#sizes + 1] = o.unknown, o.unknown and j - i + 1
     return
   end
-  for k = i, j do ids[#ids + 1], sizes[#sizes + 1] = o.bytes[word:byte(k)], k == i and j - i + 1 or 0 end
+  for k = i, j do
+    ids[#ids + 1], sizes[#sizes + 1] = o.bytes[word:byte(k)], o.single and 1 or k == i and j - i + 1 or 0
+  end
 end
 
 local function encode_word(self, word)
@@ -42,10 +49,7 @@ local function encode_word(self, word)
   local best, from, token = { [0] = 0 }, {}, {}         -- of the way to the end of byte k
   local at = 1
   local function offer(stop, score, id)
-    if o.single then
-      rounded[0] = score
-      score = rounded[0]
-    end
+    if o.single then score = single(score) end
     if not best[stop] or score > best[stop] then best[stop], from[stop], token[stop] = score, at, id end
   end
   while at <= n do

@@ -155,6 +155,16 @@ def record(t):
     return {"cases": rows, "pair": {"ids": pair.ids, "types": pair.type_ids}}
 
 
+def record_pieces(p):
+    rows = []
+    for s in CASES:
+        if "\0" in s: continue
+        made = p.encode(s, return_type="proto").pieces
+        rows.append({"text": s, "ids": [piece.id for piece in made], "offsets": [n for piece in made for n in (piece.begin + 1, piece.end)],
+                     "decoded": p.decode([piece.id for piece in made])})
+    return rows
+
+
 def pair_batches(t):
     """Batches of pairs as the reference cuts and fills them, by max_length."""
     pairs = [("the software", "and to permit persons to whom the software"), ("to deal in the software without restriction", "a"),
@@ -179,8 +189,7 @@ if __name__ == "__main__":
     for name, make in dict(unigram=unigram_pieces, bpe=bpe_pieces).items():
         with tempfile.TemporaryDirectory() as folder: model = make(folder)
         with open(os.path.join(out, name + ".model"), "wb") as f: f.write(model)
-        p = sentencepiece.SentencePieceProcessor(model_proto=model)
-        cases[name] = [{"text": s, "ids": p.encode(s), "decoded": p.decode(p.encode(s))} for s in CASES if "\0" not in s]
+        cases[name] = record_pieces(sentencepiece.SentencePieceProcessor(model_proto=model))
     TEXT[1:] = []
     learned = trained(models.BPE(), ["<|end|>"], pre=bytes_of(), size=300, initial_alphabet=ALPHABET)
     cases["learned"] = learned.encode("the Software<|end|>").ids
