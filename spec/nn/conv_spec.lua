@@ -102,7 +102,7 @@ end)
 
 -- In float32 these are large enough for oneDNN's kernels.
 describe("large convolutions", function()
-  -- Images, channels, sizes, channels of the output, kernel, stride, padding, dilation.
+  -- Images, channels, sizes, channels of the output, kernel, stride, padding, dilation, groups.
   local cases = {
     { "of parts of 64 channels", 10, 64, { 16, 16 }, 200, { 3, 3 }, 1, 1, 1 },
     { "with channels that fill no vector", 3, 70, { 19, 17 }, 100, { 3, 2 }, 2, 1, 2 },
@@ -115,6 +115,9 @@ describe("large convolutions", function()
     { "over sequences", 4, 64, { 300 }, 80, { 5 }, 1, 2, 1 },
     { "over volumes", 2, 16, { 9, 9, 9 }, 33, { 3, 3, 3 }, 1, 1, 1 },
     { "over volumes, with a kernel of size 1", 2, 96, { 9, 8, 7 }, 97, { 1, 1, 1 }, 2, 0, 1 },
+    { "in 3 groups", 5, 96, { 16, 15 }, 192, { 3, 3 }, 1, 1, 1, 3 },
+    { "in 2 groups, with a kernel of size 1", 9, 64, { 33, 32 }, 160, { 1, 1 }, 2, 0, 1, 2 },
+    { "in groups that fill no vector", 5, 72, { 16, 15 }, 144, { 3, 3 }, 1, 1, 1, 3 },
   }
 
   -- The output, and the gradients of x, w and b.
@@ -131,14 +134,16 @@ describe("large convolutions", function()
 
   for _, case in ipairs(cases) do
     local name, n, size_in, sizes, size_out, kernel, stride, padding, dilation = unpack(case)
+    local groups = case[10] or 1
     for _, kind in ipairs { "conv", "conv_transpose" } do
       it(("%s: are float64's up to rounding, with equal bits for 1 and 3 threads (%s%dd)"):format(name, kind, #sizes),
         function()
           ms.manual_seed(7)
           local channels = kind == "conv" and { size_out, size_in } or { size_in, size_out }
           local x, b = ms.randn(n, size_in, unpack(sizes)), ms.randn(size_out)
-          local w = ms.randn(channels[1], channels[2], unpack(kernel))
-          local f, options = F[kind .. #sizes .. "d"], { stride = stride, padding = padding, dilation = dilation }
+          local w = ms.randn(channels[1], channels[2] / groups, unpack(kernel))
+          local f = F[kind .. #sizes .. "d"]
+          local options = { stride = stride, padding = padding, dilation = dilation, groups = groups }
           local one, three = all(f, 1, options, x, w, b), all(f, 3, options, x, w, b)
           local exact = all(f, 2, options, x:double(), w:double(), b:double())
           for k, what in ipairs { "output", "gradient of x", "gradient of w", "gradient of b" } do

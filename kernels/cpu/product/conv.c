@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv.c -- convolutions on the CPU. oneDNN computes large ones in float32 without groups, where it has a
-// fast kernel (cpu/product/onednn_conv.c); conv_depthwise.c those whose groups have one input channel. For all others
-// each image is unfolded to a matrix with one row per kernel element (im2col), and one matrix product per group
-// computes the output, in every float dtype and with the guarantees of products (fixed order of sums, any number of
-// threads). The matrices of small images are multiplied side by side, as few as give a product COLUMNS columns or more;
-// their number depends on shapes alone. For a kernel of size 1 with stride 1, no padding and no bias, an image that is
-// multiplied alone is itself its matrix, and nothing is copied.
+// cpu/product/conv.c -- convolutions on the CPU. oneDNN computes large ones in float32, where it has a fast kernel
+// (cpu/product/onednn_conv.c); conv_depthwise.c those whose groups have one input channel. For all others each image is
+// unfolded to a matrix with one row per kernel element (im2col), and one matrix product per group computes the output,
+// in every float dtype and with the guarantees of products (fixed order of sums, any number of threads). The matrices
+// of small images are multiplied side by side, as few as give a product COLUMNS columns or more; their number depends
+// on shapes alone. For a kernel of size 1 with stride 1, no padding and no bias, an image that is multiplied alone is
+// itself its matrix, and nothing is copied.
 //
 // A convolution (rows/spatial/conv.h) has three parts: its output, the gradient of its weight, and that of its image. A
 // transposed convolution computes the third from its input, and its gradients are the other two.

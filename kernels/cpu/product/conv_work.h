@@ -19,8 +19,9 @@ typedef struct ms_conv_work {
     const char *what;   // operator's name, for errors
 } ms_conv_work;
 
-// Computes a convolution by oneDNN. Sets *done to false and computes nothing unless it is in float32, without groups
-// and large enough, and oneDNN has a fast kernel. The bits depend on sizes and the CPU, never on the number of threads.
+// Computes a convolution by oneDNN. Sets *done to false and computes nothing unless it is in float32 and large enough,
+// groups have multiples of 16 channels, and oneDNN has a fast kernel. The bits depend on sizes and the CPU, never on
+// the number of threads.
 ms_status ms__conv_onednn(const ms_conv_work *c, bool *done);
 
 // Computes a convolution directly if its groups have one input channel (cpu/product/conv_depthwise.c); sets *done to

@@ -29,7 +29,8 @@ enum {
 // Everything that the primitives of a task depend on.
 typedef struct key {
     ms_conv v;                            // the task's images and channels
-    int64_t in, out;                      // channels of the whole tensors
+    int64_t in, out;                      // channels of the whole image and output
+    int64_t group;                        // channels of the image in the whole weight: those of a group
     int64_t channel, depth, row, column;  // distances in the image, in elements
     int64_t result, bias;
 } key;
@@ -87,7 +88,7 @@ static dnnl_status_t describe(const key *k, dnnl_memory_desc_t *plain, dnnl_memo
                            { v->out, v->in, v->kd, v->kh, v->kw },
                            { v->n, v->out, v->od, v->oh, v->ow } };
     int64_t step[3][5] = { { k->in * k->channel, k->channel, k->depth, k->row, k->column },
-                           { k->in * kernel, kernel, v->kh * v->kw, v->kw, 1 },
+                           { k->group * kernel, kernel, v->kh * v->kw, v->kw, 1 },
                            { k->out * positions, positions, v->oh * v->ow, v->ow, 1 } };
     for (int t = 0; t < 3; t++) {
         dnnl_dims_t dims, strides;
@@ -235,7 +236,7 @@ static dnnl_status_t find(entry **out, const key *k)
 
 typedef struct plan {
     const ms_conv_work *c;
-    ms_conv v;                       // the whole convolution
+    ms_conv v;                       // the whole convolution, or a group of it
     key key;                         // the tasks' key, without their images and channels
     int64_t split, part, parts;      // channels that are divided; channels of a part; number of parts
     int64_t each, blocks, at_once;   // images of a block; number of blocks; blocks computed at a time
@@ -261,8 +262,8 @@ static float *plain(const plan *p, int k, int64_t part, int64_t block)
     const ms_conv *v = &p->v;
     int64_t size = p->key.channel, kernel = ms__conv_kernel(v), positions = ms__conv_positions(v), at;
     int64_t channel = k == W || divided(p, k) ? part * p->part : 0;
-    if (k == X) at = (block * p->each * v->in + channel) * size;
-    else if (k == Y) at = (block * p->each * v->out + channel) * positions;
+    if (k == X) at = (block * p->each * p->key.in + channel) * size;
+    else if (k == Y) at = (block * p->each * p->key.out + channel) * positions;
     else at = channel * kernel * (p->c->result == X ? 1 : v->in);
     return (float *)p->c->operands[k] + at;
 }
@@ -337,7 +338,7 @@ static void clear(const plan *p, int64_t part, int64_t block)
     const ms_conv *v = &entry_of(p, part, block)->key.v;
     float *to = plain(p, X, part, block);
     for (int64_t n = 0; n < v->n; n++)
-        memset(to + n * p->v.in * p->key.channel, 0, (size_t)(v->in * p->key.channel) * sizeof *to);
+        memset(to + n * p->key.in * p->key.channel, 0, (size_t)(v->in * p->key.channel) * sizeof *to);
 }
 
 static void compute(void *arg, int64_t task, int64_t end, int64_t unused)
@@ -385,7 +386,9 @@ static dnnl_status_t divide(plan *p, bool *takes)
 {
     ms_conv *v = &p->v;
     const bool weight = p->c->result == W;
-    p->key = (key) { .in = v->in, .out = v->out, .result = p->c->result, .bias = p->c->bias != NULL };
+    p->key = (key) {
+        .in = p->c->v->in, .out = p->c->v->out, .group = v->in, .result = p->c->result, .bias = p->c->bias != NULL
+    };
     p->key.channel = ms__conv_size(v), p->key.depth = v->h * v->w, p->key.row = v->w, p->key.column = 1;
     // A kernel of size 1 with strides reads only some of the pixels: oneDNN gets these as the image.
     if (ms__conv_kernel(v) == 1 && !(v->front | v->top | v->left) && (v->od - 1) * v->sd < v->d &&
@@ -474,21 +477,41 @@ static ms_status run(plan *p)
     return st;
 }
 
-ms_status ms__conv_onednn(const ms_conv_work *c, bool *done)
+// Computes a group of the convolution.
+static ms_status compute_group(const ms_conv_work *c, int64_t group, bool *done)
 {
-    const ms_conv *v = c->v;
-    *done = false;
-    double work = (double)v->n * (double)v->out * (double)v->in * (double)ms__conv_kernel(v);
-    if (c->dtype != MS_F32 || v->groups != 1 || work * (double)ms__conv_positions(v) < LEAST || !ready()) return MS_OK;
-    plan p = { .c = c, .v = *v };
-    openmp_threads(1);
+    plan p = { .c = c, .v = *c->v };
+    ms_conv *v = &p.v;
+    v->in /= v->groups, v->out /= v->groups, v->groups = 1;
+    ms_conv_work own = *c;
+    int64_t at[] = { v->in * ms__conv_size(v), v->out * v->in * ms__conv_kernel(v), v->out * ms__conv_positions(v) };
+    for (int k = 0; k < 3; k++) own.operands[k] = (float *)c->operands[k] + group * at[k];
+    if (c->bias) own.bias = (const float *)c->bias + group * v->out;
+    p.c = &own;
     p.status = (int)divide(&p, done);
     ms_status st = *done && !p.status ? run(&p) : MS_OK;
-    openmp_threads(ms_num_threads());
     if (st != MS_OK || !p.status) return st;
     if (p.status == dnnl_out_of_memory)
-        return ms__no_memory((size_t)work * 4, c->what, "an upper bound, for the primitives of oneDNN");
+        return ms__no_memory((size_t)(at[X] + at[Y]) * (size_t)v->n * 4, c->what,
+                             "the operands of oneDNN's primitives");
     return ms__fail(MS_EUNSUPPORTED,
                     "%s: oneDNN failed with status %d (images: %lld, channels: %lld, channels of the output: %lld)",
                     c->what, p.status, (long long)v->n, (long long)v->in, (long long)v->out);
+}
+
+// Groups whose channels do not fill vectors are left to conv.c, as are small ones.
+ms_status ms__conv_onednn(const ms_conv_work *c, bool *done)
+{
+    const ms_conv *v = c->v;
+    ms_status st = MS_OK;
+    *done = false;
+    double work =
+        (double)v->n * (double)v->out * (double)(v->in / v->groups) * (double)ms__conv_kernel(v) / (double)v->groups;
+    if (c->dtype != MS_F32 || work * (double)ms__conv_positions(v) < LEAST || !ready()) return MS_OK;
+    if (v->groups > 1 && (v->in / v->groups % 16 || v->out / v->groups % 16)) return MS_OK;
+    openmp_threads(1);
+    for (int64_t group = 0; group < v->groups && st == MS_OK && (group == 0 || *done); group++)
+        st = compute_group(c, group, done);
+    openmp_threads(ms_num_threads());
+    return st;
 }

@@ -139,12 +139,12 @@ function M.over_ranks(jobs, argv, more)
   for k, word in ipairs(argv) do words[k] = (" '%s'"):format(word:gsub("'", "'\\''")) end
   for _, job in ipairs(jobs) do
     local n, own = tostring(job):match "^(%d+)(.*)$"
-    -- Settings that Open MPI has as variables: mpirun accepts root, and more ranks than cores; a single rank is not bound
-    -- to one core, so it has a thread for each.
+    -- Settings that Open MPI has as variables: mpirun accepts root, and more ranks than cores; a single rank is not
+    -- bound to one core, so it has a thread for each.
     local status = os.execute(
       ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 %s "
-      .. "mpirun -n %s luajit '%s'%s%s"):format(n == "1" and "OMPI_MCA_hwloc_base_binding_policy=none" or "", n, argv[0],
-      table.concat(words), own))
+      .. "mpirun -n %s luajit '%s'%s%s"):format(n == "1" and "OMPI_MCA_hwloc_base_binding_policy=none" or "", n,
+      argv[0], table.concat(words), own))
     if status ~= 0 then code = 1 end
   end
   os.exit(code)

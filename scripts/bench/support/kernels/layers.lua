@@ -9,7 +9,7 @@ local M = {}
 
 local EXP = 21
 local ATTENTION = "exponentials between products; tiles on the diagonal are half masked"
-local GROUPS = "each group's matrix of columns is written and read"
+local GROUPS = "images are copied to and from oneDNN's layouts for 32 channels a group"
 local ALONE = "a channel alone: sums stay in memory, 8 elements of the kernel at a time"
 local SMALL = "products of 64 rows: operands are packed as long as they are multiplied"
 local FEW = "3 to 16 channels: oneDNN's layouts are for multiples of 16"
