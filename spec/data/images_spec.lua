@@ -3,13 +3,13 @@
 local ms = require "moonshard"
 local data = ms.data
 local ffi = require "ffi"
-local crc = require "moonshard.run.crc"(0xedb88320)
 local fixtures = require "spec.support.fixtures"
 local log = require "moonshard.core.log"
 local message = require "spec.support.message"
-local png = require "moonshard.run.png"
+local png = require "moonshard.data.png"
 local process = require "spec.support.process"
 local raises = require "spec.support.raises"
+local zlib = require "moonshard.data.zlib"
 
 ffi.cdef [[
 void *spec_jpeg_new(void) __asm__("tjInitCompress");
@@ -37,7 +37,10 @@ local function be(n)
   local function byte(k) return math.floor(n / 256 ^ k) % 256 end
   return string.char(byte(3), byte(2), byte(1), byte(0))
 end
-local function chunk(name, bytes) return be(#bytes) .. name .. bytes .. be(crc(name .. bytes) % 2 ^ 32) end
+local function chunk(name, bytes)
+  local text = name .. bytes
+  return be(#bytes) .. text .. be(zlib.crc(text, 1, #text, "png"))
+end
 
 -- A PNG of one row of samples, each of depth / 8 bytes, without compression. kind: the colour type; extra: chunks
 -- before the pixels.
@@ -65,7 +68,7 @@ describe("images", function()
   end
 
   it("of another encoder are read, as colours too", function()
-    local path = write("b.png", png(2, 1, 1, "\10\200"))
+    local path = write("b.png", png.encode(2, 1, 1, "\10\200", "png"))
     assert.are.same({ { { 10, 200 } } }, data.read_image(path):tolist())
     local row = { { 10, 200 } }
     assert.are.same({ row, row, row }, data.read_image(path, { mode = "rgb" }):tolist())
@@ -100,7 +103,7 @@ describe("images", function()
   end)
 
   it("that are damaged, of another kind or not writable are errors with their path", function()
-    local path = write("f.png", png(2, 1, 1, "\10\200"):sub(1, 50))
+    local path = write("f.png", png.encode(2, 1, 1, "\10\200", "spec"):sub(1, 50))
     begins(("read_image: '%s': "):format(path), data.read_image, path)
     path = write("g.bmp", "BM")
     raises(("read_image: '%s' is neither a PNG nor a JPEG"):format(path), data.read_image, path)

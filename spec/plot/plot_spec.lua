@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- ms.plot: plots of numbers as SVG and as text.
 local axes = require "moonshard.plot.axis"
-local base64 = require "moonshard.run.base64"
+local base64 = require "moonshard.core.base64"
 local ms = require "moonshard"
 
 local plot, nan = ms.plot, 0 / 0
@@ -244,7 +244,8 @@ describe("ms.plot", function()
   it("encodes bytes in base 64", function()
     local cases = { [""] = "", f = "Zg==", fo = "Zm8=", foo = "Zm9v", foobar = "Zm9vYmFy", ["\255\254"] = "//4=" }
     for bytes, text in pairs(cases) do
-      assert.are.equal(text, base64(bytes))
+      assert.are.equal(text, base64.encode(bytes))
+      assert.are.equal(bytes, base64.decode(text))
     end
   end)
 

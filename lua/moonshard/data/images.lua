@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Images in files, and grids of images. PNG is decoded by png.lua and written through libpng's simplified interface,
---- JPEG is decoded by jpeg.lua.
+--- Images in files, and grids of images. png.lua decodes and encodes PNG, jpeg.lua decodes JPEG.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local jpeg = require "moonshard.data.jpeg"
@@ -13,19 +12,8 @@ local tensor = require "moonshard.tensor"
 local zlib = require "moonshard.data.zlib"
 local ffi = engine.ffi
 
-ffi.cdef [[
-typedef struct {
-  void *opaque; uint32_t version, width, height, format, flags, colormap_entries, warning_or_error; char message[64];
-} moonshard_png;
-int moonshard_png_write(moonshard_png *, void *, size_t *, int, const void *, int32_t, const void *)
-  __asm__("png_image_write_to_memory");
-void moonshard_png_free(moonshard_png *) __asm__("png_image_free");
-]]
-
 local M = {}
 
-local ALPHA, COLOUR = 1, 2                                -- bits of a PNG format
-local PNG_FORMATS = { 0, ALPHA, COLOUR, COLOUR + ALPHA }  -- by number of channels
 local CHANNELS = { gray = 1, gray_alpha = 2, rgb = 3, rgb_alpha = 4 }
 local floor = math.floor
 
@@ -179,16 +167,9 @@ end
 function M.write_png(path, t)
   opts.expect(path, opts.string, "write_png: path")
   local rows = bytes_of(t, "write_png: argument 2")
-  local library, image = raw.library({ "libpng16.so.16", "png16" }, "libpng16-16", "write_png"), ffi.new "moonshard_png"
-  image.version, image.height, image.width, image.format = 1, rows:size(1), rows:size(2), PNG_FORMATS[rows:size(3)]
-  local room = ffi.new("size_t[1]", math.ceil(rows:numel() * 1.2) + image.height + 4096)      -- more than deflate needs
-  local buffer = ffi.new("char[?]", room[0])
-  local ok = library.moonshard_png_write(image, buffer, room, 0, engine.lib.ms_data_ptr(rows.id), 0, nil)
-  local why = ffi.string(image.message)
-  library.moonshard_png_free(image)
+  local text = png.encode(rows:size(2), rows:size(1), rows:size(3), engine.lib.ms_data_ptr(rows.id), "write_png")
   rows:release()
-  if ok == 0 then errors.raise("write_png: '%s': %s", path, why) end
-  raw.write(path, "write_png", { ffi.string(buffer, room[0]) })
+  raw.write(path, "write_png", { text })
 end
 
 --- Images side by side in a grid, as torchvision's make_grid.

@@ -1,11 +1,26 @@
 -- SPDX-License-Identifier: MIT
---- Decodes PNG (ISO/IEC 15948). libpng's simplified interface, which needs no longjmp, curves 16-bit samples by a gamma
---- and applies that of the file; here samples are what the file stores. The checksum of every chunk is compared.
+--- Encodes PNG (ISO/IEC 15948) by libpng's simplified interface, which needs no longjmp, and decodes it here: the
+--- interface curves 16-bit samples by a gamma and applies that of the file, while these samples are what the file
+--- stores. The checksum of every chunk is compared.
 local bit = require "bit"
 local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local raw = require "moonshard.data.raw"
 local zlib = require "moonshard.data.zlib"
 local ffi = engine.ffi
 local band, rshift = bit.band, bit.rshift
+
+ffi.cdef [[
+typedef struct {
+  void *opaque; uint32_t version, width, height, format, flags, colormap_entries, warning_or_error; char message[64];
+} moonshard_png;
+int moonshard_png_write(moonshard_png *, void *, size_t *, int, const void *, int32_t, const void *)
+  __asm__("png_image_write_to_memory");
+void moonshard_png_free(moonshard_png *) __asm__("png_image_free");
+]]
+
+local ALPHA, COLOUR = 1, 2                                -- bits of a format of libpng
+local FORMATS = { 0, ALPHA, COLOUR, COLOUR + ALPHA }      -- by number of channels
 
 local SIGNATURE = "\137PNG\r\n\26\n"
 -- By colour type: the channels in the file, and the depths that it may have.
@@ -161,23 +176,42 @@ function M.decode(text, who)
     return nil, ("has %d x %d pixels, expected less than 2^28"):format(h.width, h.height)
   end
   local passes, total = passes_of(h)
-  local raw = zlib.inflate(chunks.IDAT, 1, zlib.ZLIB, who, total)
-  if #raw < total then return nil, "is damaged: its compressed data are invalid or incomplete" end
+  local data = zlib.inflate(chunks.IDAT, 1, zlib.ZLIB, who, total)
+  if #data < total then return nil, "is damaged: its compressed data are invalid or incomplete" end
   local put, channels, pixels = target(h, chunks)
-  local data, at = ffi.new("uint8_t[?]", total), 0
-  ffi.copy(data, raw, total)
+  local bytes, at = ffi.new("uint8_t[?]", total), 0
+  ffi.copy(bytes, data, total)
   local step = math.ceil(KINDS[kind][1] * depth / 8)
   for _, p in ipairs(passes) do
     local prior = ffi.new("uint8_t[?]", p.bytes)
     for k = 0, p.h - 1 do
-      local row = data + at + 1
-      if not unfilter(data[at], row, prior, p.bytes, step) then return nil, "is damaged: a row has an unknown filter" end
+      local row = bytes + at + 1
+      if not unfilter(bytes[at], row, prior, p.bytes, step) then return nil, "is damaged: a row has an unknown filter" end
       if not put(row, p.w, p.y + k * p.dy, p.x, p.dx) then return nil, "is damaged: its palette lacks a colour" end
       prior, at = row, at + p.bytes + 1
     end
   end
   return { width = h.width, height = h.height, channels = channels, bits = depth == 16 and 16 or 8, pixels = pixels,
     exif = chunks.eXIf }
+end
+
+--- Encodes pixels of 8 bits as PNG. Errors: libpng16-16 is missing, or fails.
+---@param width integer
+---@param height integer
+---@param channels integer  1 to 4: grey; grey, alpha; RGB; RGB, alpha
+---@param pixels string|ffi.cdata*  a byte for each channel of each pixel, row by row
+---@param who string  the function that errors name
+---@return string  the contents of the file
+function M.encode(width, height, channels, pixels, who)
+  local library, image = raw.library({ "libpng16.so.16", "png16" }, "libpng16-16", who), ffi.new "moonshard_png"
+  image.version, image.height, image.width, image.format = 1, height, width, FORMATS[channels]
+  local room = ffi.new("size_t[1]", math.ceil(width * height * channels * 1.2) + height + 4096)  -- more than needed
+  local buffer = ffi.new("char[?]", room[0])
+  local ok = library.moonshard_png_write(image, buffer, room, 0, ffi.cast("const void *", pixels), 0, nil)
+  local why = ffi.string(image.message)
+  library.moonshard_png_free(image)
+  if ok == 0 then errors.raise("%s: %s", who, why) end
+  return ffi.string(buffer, room[0])
 end
 
 return M

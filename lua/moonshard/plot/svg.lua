@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Draws plots as SVG: one element without scripts or references, light or dark as the reader's system prefers.
 local axes = require "moonshard.plot.axis"
-local base64 = require "moonshard.run.base64"
-local png = require "moonshard.run.png"
+local base64 = require "moonshard.core.base64"
+local png = require "moonshard.data.png"
 local utf8 = require "moonshard.run.text".utf8
 
 local M = {}
@@ -276,10 +276,10 @@ function M.images(plot)
   local high = (o.height - top - 8) / lines
   for k, image in ipairs(plot.list) do
     local x, y = 16 + (k - 1) % columns * side, top + math.floor((k - 1) / columns) * high
-    local bytes = png(image.width, image.height, image.channels, image.pixels)
+    local bytes = png.encode(image.width, image.height, image.channels, image.pixels, "plot:svg")
     element(out, '<image x="%.1f" y="%.1f" width="%.1f" height="%.1f" style="image-rendering: pixelated" '
       .. 'href="data:image/png;base64,%s"><title>%s</title></image>', x, y, math.max(1, side - 8),
-      math.max(1, high - (o.labels and 22 or 8)), base64(bytes),
+      math.max(1, high - (o.labels and 22 or 8)), base64.encode(bytes),
       M.escape(image.label or "image " .. k))
     if image.label then text(out, "tick", "middle", x + side / 2 - 4, y + high - 6, image.label) end
   end

@@ -11,7 +11,7 @@ local methods = require "moonshard.core.methods"
 local memory = require "moonshard.run.memory"
 local opts = require "moonshard.core.opts"
 local pictures = require "moonshard.run.pictures"
-local png = require "moonshard.run.png"
+local png = require "moonshard.data.png"
 local profiles = require "moonshard.run.profile"
 local progress = require "moonshard.run.progress"
 local reports = require "moonshard.run.report"
@@ -199,7 +199,8 @@ function Run:image(name, t)
   local file = check_name(self, name, "run:image")
   if not self.writes then return end
   local width, height, channels, pixels = pictures.image(t, "run:image: argument 2")
-  local text, path = png(width, height, channels, pixels), ("images/%s-%06d.png"):format(file, self.step)
+  local text = png.encode(width, height, channels, pixels, "run:image")
+  local path = ("images/%s-%06d.png"):format(file, self.step)
   if not self.folder:put(path, text) then return end
   self.folder:medium({ step = self.step, kind = "image", name = name, file = path, width = width, height = height },
     IMAGE)
@@ -265,7 +266,7 @@ function Run:confusion(name, targets, predictions, given)
     CONFUSION)
   if self.events then
     local width, pixels = pictures.draw(counts)
-    self.events:image(self.step, name, width, width, 1, png(width, width, 1, pixels))
+    self.events:image(self.step, name, width, width, 1, png.encode(width, width, 1, pixels, "run:confusion"))
   end
   self.mark = lib.ms_time()
   return counts

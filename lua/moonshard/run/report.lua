@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- report.html: the run's metrics, media and configuration in one file. The page (report.html beside this file) reads
 --- the lines of metrics.jsonl and media.jsonl, which it contains as they are; of a very long run, a part of them.
-local base64 = require "moonshard.run.base64"
+local base64 = require "moonshard.core.base64"
 local cjson = require "cjson"
 local read_json = require("moonshard.core.json").decode
 local environment = require "moonshard.run.environment"
@@ -65,7 +65,7 @@ local function images_of(path, media)
   end
   for k = math.max(1, #list - IMAGES + 1), #list do
     local bytes = list[k]:find "^images/[^/]+%.png$" and read(path .. "/" .. list[k]) or ""
-    if bytes ~= "" then images[list[k]] = base64(bytes) end
+    if bytes ~= "" then images[list[k]] = base64.encode(bytes) end
   end
   return images
 end

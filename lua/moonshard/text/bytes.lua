@@ -34,27 +34,4 @@ end
 ---@return string
 function M.text(bytes) return (bytes:gsub(".", function(c) return M.char[c:byte()] end)) end
 
-local DIGITS = {}
-for k = 0, 63 do
-  DIGITS[("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):byte(k + 1)] = k
-end
-
---- The bytes of a text in base 64; nil if it is not.
----@param text string
----@return string?
-function M.from_base64(text)
-  local out = {}
-  if #text % 4 ~= 0 then return nil end
-  for k = 1, #text, 4 do
-    local a, b, c, d = text:byte(k, k + 3)
-    local last = k + 4 > #text
-    local pads = last and (c == 61 and d == 61 and 2 or d == 61 and 1) or 0
-    a, b, c, d = DIGITS[a], DIGITS[b], pads == 2 and 0 or DIGITS[c], pads > 0 and 0 or DIGITS[d]
-    if not (a and b and c and d) then return nil end
-    local n = ((a * 64 + b) * 64 + c) * 64 + d
-    out[#out + 1] = string.char(math.floor(n / 65536), math.floor(n / 256) % 256, n % 256):sub(1, 3 - pads)
-  end
-  return table.concat(out)
-end
-
 return M

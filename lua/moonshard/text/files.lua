@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The files of tokenizers: tokenizer.json, vocab.json with merges.txt, tiktoken's, and the file of Tokenizer:save.
+local base64 = require "moonshard.core.base64"
 local bpe = require "moonshard.text.bpe"
 local bytes = require "moonshard.text.bytes"
 local data = require "moonshard.data.tokenizer"
@@ -98,7 +99,7 @@ local function from_tiktoken(text, path, o)
   for line in text:gmatch "[^\r\n]+" do
     line_number = line_number + 1
     local code, rank = line:match "^(%S+) (%d+)$"
-    local token, id = code and bytes.from_base64(code), tonumber(rank)
+    local token, id = code and base64.decode(code), tonumber(rank)
     if not token or not nodes.ID.test(id) then
       errors.raise("%s: '%s': line %d is not a token in base 64 and its rank", WHO, path, line_number)
     end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Normalizers: they change a piece of text before it is divided into words. A normalizer is fn(piece): piece.
-local bytes = require "moonshard.text.bytes"
+local base64 = require "moonshard.core.base64"
 local charsmaps = require "moonshard.text.charsmap"
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
@@ -168,7 +168,7 @@ function kinds.BertNormalizer(node)
 end
 
 function kinds.Precompiled(node)
-  local map, why = charsmaps.new(bytes.from_base64(node:get("precompiled_charsmap", opts.string, true)))
+  local map, why = charsmaps.new(base64.decode(node:get("precompiled_charsmap", opts.string, true)))
   if not map then node:fail("precompiled_charsmap", why) end
   local clusters = splitters.regex_of(node, "type", [[\X]])
   return function(piece)
