@@ -21,9 +21,9 @@ local suites = {
   { "spec/reference/sharded_grad_scaler_spec.lua", filter = "on.3.ranks,.cuda", without = not long and "found_inf" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda",
     filter = long and "over.[234].ranks" or "over.3.ranks", without = not long and "transformer_lm" },
-  { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.4.ranks.net.trains.*hybrid" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains" },
+  { "spec/parallel/fsdp/both/parity/both_wrappers_spec.lua", device = "cuda" },
+  { "spec/parallel/fsdp/both/parity/matrix_spec.lua", device = "cuda", filter = "^on.4.ranks.net.trains.*hybrid" },
+  { "spec/parallel/fsdp/both/parity/matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains" },
   { "spec/parallel/ddp/ddp_spec.lua", device = "cuda", filter = "^DDP.over.2.ranks",
     without = not long and "trains.transformer" },
 }

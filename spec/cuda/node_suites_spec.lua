@@ -22,17 +22,17 @@ local suites = {
   -- The transformer by one way, over a number of ranks that does not divide its sizes.
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda",
     filter = "over.3.ranks.trains.transformer_lm.*true" },
-  { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
+  { "spec/parallel/fsdp/both/parity/both_wrappers_spec.lua", device = "cuda" },
   -- Of the matrix, one model over replicas of shards: a reduction in one group follows one in another.
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.4.ranks.net.trains.*hybrid" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains" },
+  { "spec/parallel/fsdp/both/parity/matrix_spec.lua", device = "cuda", filter = "^on.4.ranks.net.trains.*hybrid" },
+  { "spec/parallel/fsdp/both/parity/matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains" },
   -- One rank shares nothing. File descriptors differ from handles only in how memory is mapped.
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", filter = "^fully_shard.over.3.ranks",
     without = not long and "transformer_lm", share = "fd" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda",
     filter = long and "over.[234].ranks" or "over.3.ranks", without = not long and "transformer_lm",
     share = "staging" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains",
+  { "spec/parallel/fsdp/both/parity/matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains",
     share = "staging" },
   { "spec/parallel/ddp/ddp_spec.lua", device = "cuda", filter = "^DDP.over.2.ranks",
     without = not long and "trains.transformer", share = "staging" },

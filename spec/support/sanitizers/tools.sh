@@ -147,8 +147,10 @@ tool_specs() {
         tsan)
             specs=(spec/runtime spec/cuda spec/io/files_spec.lua spec/data/data_spec.lua spec/dist/collectives_spec.lua
                    spec/dist/groups_spec.lua spec/parallel/fsdp/fully_shard/parity_spec.lua
-                   spec/parallel/fsdp/both/events_spec.lua spec/parallel/fsdp/both/schedule_spec.lua
-                   spec/parallel/fsdp/both/overlap_spec.lua spec/parallel/fsdp/fully_shard/accumulation_spec.lua
+                   spec/parallel/fsdp/both/faults/interrupted_backward_spec.lua
+                   spec/parallel/fsdp/both/schedule/gathers_and_reductions_spec.lua
+                   spec/parallel/fsdp/both/schedule/overlap_spec.lua
+                   spec/parallel/fsdp/fully_shard/accumulation_spec.lua
                    spec/io/checkpoint_spec.lua spec/parallel/fsdp/classic/comm_hooks_spec.lua
                    spec/parallel/fsdp/classic/schedule_spec.lua)
             ;;

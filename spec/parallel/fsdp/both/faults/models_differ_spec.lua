@@ -41,8 +41,8 @@ ranks.describe(4, "a model that differs between ranks", function(rank, world)
         local at = debug.getinfo(1, "l").currentline + 1
         local ok, why = pcall(function() m = fsdp[who](m) end)
         assert.is_false(ok)
-        local said = ("alike_spec.lua:%d: %s: the model differs between ranks: rank 0 has %s, rank 2 has %s"):format(at,
-          who, case[4], case[5])
+        local said = ("models_differ_spec.lua:%d: %s: the model differs between ranks: rank 0 has %s, rank 2 has %s")
+          :format(at, who, case[4], case[5])
         assert.is_truthy(why:find(said, 1, true), why)
       end)
     end
