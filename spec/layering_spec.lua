@@ -129,7 +129,7 @@ describe("layering", function()
       for _, path in ipairs(layers.files(process.root, top, "")) do
         local of = path:match "^(.*)/"
         in_folder[of] = (in_folder[of] or 0) + 1
-        if in_folder[of] > most and of ~= "lua/moonshard/nn" then most, folder = in_folder[of], of end
+        if in_folder[of] > most then most, folder = in_folder[of], of end
       end
     end
     local structs, functions = layers.sizes(process.root)

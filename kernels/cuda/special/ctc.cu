@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/special/ctc.cu -- the CTC loss on a GPU (formulas/ctc.h): a block computes a sample, and its threads the labels
-// of a time step. The caller checks lengths and classes (nn/ctc.lua). Memory is safe without this: lengths that the
-// tensors do not hold are cut, and classes that do not exist have probability 0 and are not read.
+// of a time step. The caller checks lengths and classes (nn/loss/ctc.lua). Memory is safe without this: lengths that
+// the tensors do not hold are cut, and classes that do not exist have probability 0 and are not read.
 #include "cuda/blocks.h"
 #include "formulas/ctc.h"
 #include "rows/special/ctc.h"

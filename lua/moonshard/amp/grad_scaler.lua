@@ -4,7 +4,7 @@
 --- scale lowered. All ranks of a ShardedGradScaler skip the same steps.
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
-local captured = require "moonshard.amp.captured"
+local captured = require "moonshard.autograd.capture.scaler"
 local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"

@@ -20,7 +20,7 @@ local opts = require "moonshard.core.opts"
 local scores = require "moonshard.hf.scores"
 local weights = require "moonshard.hf.weights"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 local M = {}
 

@@ -25,7 +25,7 @@ local sharded = require "moonshard.parallel.fsdp.sharded"
 local optim_state = require "moonshard.parallel.fsdp.optim_state"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 local task = require "moonshard.core.task"
 
 local lib, ffi, averages = engine.lib, engine.ffi, named_states.averages

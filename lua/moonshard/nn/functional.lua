@@ -35,14 +35,12 @@ function F.int8_linear(x, w, scale, b) return ops.int8_linear(x, w, scale, b) en
 -- Adds the activations, which are relu, silu and the other rows of kernels/rows/elementwise.def with the flag
 -- ACTIVATION, and the functions of other files.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
-for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
-for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions", "image_functions",
-  "sampling_functions" } do
+for _, file in ipairs { "activation.functions", "norm.functions", "dropout.functions", "linear.functions",
+  "embedding.functions", "pooling.functions", "images.functions", "images.sampling", "loss.functions" } do
   for name, fn in pairs(require("moonshard.nn." .. file)) do F[name] = fn end
 end
-for name, fn in pairs(require("moonshard.nn.conv_functions").F) do F[name] = fn end
-for name, fn in pairs(require "moonshard.nn.loss_functions") do F[name] = fn end
-F.ctc_loss = require "moonshard.nn.ctc".ctc_loss
+for name, fn in pairs(require("moonshard.nn.conv.functions").F) do F[name] = fn end
+F.ctc_loss = require "moonshard.nn.loss.ctc".ctc_loss
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 

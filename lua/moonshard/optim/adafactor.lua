@@ -2,7 +2,7 @@
 --- Adafactor: stores the second moment of a matrix as one row and one column.
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 
 local option = opts.option
 local EPSILON = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }

@@ -4,7 +4,7 @@
 local autograd = require "moonshard.autograd"
 local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local listing = require "moonshard.core.listing"

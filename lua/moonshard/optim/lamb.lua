@@ -3,7 +3,7 @@
 local create = require "moonshard.tensor.create"
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 
 local option = opts.option
 

@@ -3,7 +3,7 @@
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 
 local raise = errors.raise
 local one_of, option = opts.one_of, opts.option

@@ -13,7 +13,7 @@ local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
 local compiled = require "moonshard.optim.compiled"
 local rows = require "moonshard.optim.rows"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
 

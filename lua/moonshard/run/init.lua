@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- run: the record of a training run in a folder, and its progress. Every rank makes the same calls; rank 0 writes, and
 --- writes its own values. Only `run.start`, `Run:checkpoint` and `Run:profile` are collective.
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 local check = require "moonshard.run.check"
 local calls = require "moonshard.dist.calls"
 local checkpoints = require "moonshard.run.checkpoint"

@@ -29,7 +29,7 @@ local opts = require "moonshard.core.opts"
 local parameters = require "moonshard.parallel.ddp.params"
 local position = require "moonshard.core.position"
 local reducer = require "moonshard.parallel.ddp.reducer"
-local wrapping = require "moonshard.nn.wrapping"
+local wrapping = require "moonshard.nn.module.wrapping"
 local base = require "moonshard.nn.module"
 local a_module = base.a_module
 

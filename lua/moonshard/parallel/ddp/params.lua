@@ -4,7 +4,7 @@
 --- (docs/semantics.md#ddp-construction).
 local checks = require "moonshard.parallel.ddp.checks"
 local errors = require "moonshard.core.errors"
-local Embedding = require "moonshard.nn.embedding".Embedding
+local Embedding = require "moonshard.nn.embedding.embedding".Embedding
 
 local info_of = require "moonshard.tensor".info_of
 local raise = errors.raise

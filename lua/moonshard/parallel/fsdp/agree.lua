@@ -9,7 +9,7 @@ local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 local tensor = require "moonshard.tensor"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 local M = {}
 

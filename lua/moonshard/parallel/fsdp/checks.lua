@@ -7,7 +7,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local Module = require "moonshard.nn.module".Module
-local Parameter = require "moonshard.nn.parameter".Parameter
+local Parameter = require "moonshard.nn.module.parameter".Parameter
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local assert_close = require "moonshard.autograd.close".assert_close
 

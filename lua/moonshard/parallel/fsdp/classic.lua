@@ -31,9 +31,9 @@ local summon = require "moonshard.parallel.fsdp.summon"
 local switches = require "moonshard.parallel.fsdp.switches"
 local wrap = require "moonshard.parallel.fsdp.wrap"
 local writeback = require "moonshard.parallel.fsdp.writeback"
-local wrapping = require "moonshard.nn.wrapping"
+local wrapping = require "moonshard.nn.module.wrapping"
 local Module = require "moonshard.nn.module".Module
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
 local C = ffi.C

@@ -16,7 +16,7 @@ local opts = require "moonshard.core.opts"
 local policies = require "moonshard.parallel.fsdp.policies"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local tensor = require "moonshard.tensor"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
 local C = ffi.C

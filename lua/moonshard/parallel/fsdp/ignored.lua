@@ -5,7 +5,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local log = require "moonshard.core.log"
 local Module = require "moonshard.nn.module".Module
-local Parameter = require "moonshard.nn.parameter".Parameter
+local Parameter = require "moonshard.nn.module.parameter".Parameter
 local tensor = require "moonshard.tensor"
 
 local raise = errors.raise

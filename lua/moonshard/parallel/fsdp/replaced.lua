@@ -6,7 +6,7 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 local tensor = require "moonshard.tensor"
 
 local lib = engine.lib

@@ -12,7 +12,7 @@ local errors = require "moonshard.core.errors"
 local groups = require "moonshard.parallel.fsdp.groups"
 local initial = require "moonshard.nn.initial"
 local policies = require "moonshard.parallel.fsdp.policies"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 local tensor = require "moonshard.tensor"
 local tensor_class = require "moonshard.tensor.class"
 

@@ -13,7 +13,7 @@ local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local tensor = require "moonshard.tensor"
 local replaced = require "moonshard.parallel.fsdp.writeback"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 local lib, raise = engine.lib, errors.raise
 local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error

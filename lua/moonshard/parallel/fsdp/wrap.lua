@@ -10,11 +10,11 @@ local context = require "moonshard.core.context"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
-local attention = require "moonshard.nn.attention"
-local batch_norm = require "moonshard.nn.batch_norm"
-local containers = require "moonshard.nn.containers"
+local attention = require "moonshard.nn.attention.attention"
+local batch_norm = require "moonshard.nn.norm.batch_norm"
+local containers = require "moonshard.nn.module.containers"
 local opts = require "moonshard.core.opts"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 local raise, modes = errors.raise, context.now
 

@@ -8,9 +8,9 @@ local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
-local Parameter = require "moonshard.nn.parameter".Parameter
+local Parameter = require "moonshard.nn.module.parameter".Parameter
 local sharded = require "moonshard.parallel.fsdp.sharded"
-local shards = require "moonshard.nn.shards"
+local shards = require "moonshard.nn.module.shards"
 local tensor = require "moonshard.tensor"
 
 local lib, raise = engine.lib, errors.raise

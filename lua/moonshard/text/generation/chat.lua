@@ -6,7 +6,7 @@ local generation = require "moonshard.text.generation"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local templates = require "moonshard.text.chat"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 
 ---@class TextChat
 ---@field messages { role: string, content: string }[]  the conversation so far; a script may change it

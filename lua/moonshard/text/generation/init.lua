@@ -15,7 +15,7 @@ local rows_of = require "moonshard.text.generation.rows"
 local sample = require "moonshard.text.generation.sample"
 local steps = require "moonshard.text.generation.steps"
 local task = require "moonshard.core.task"
-local a_module = require("moonshard.nn.register").a_module
+local a_module = require("moonshard.nn.module.register").a_module
 local is_tensor = require("moonshard.tensor").is_tensor
 
 local M = {}
