@@ -61,6 +61,8 @@ end
 
 -- ---- writing -------------------------------------------------------------------------------------
 
+local NONE = { { "tokenizer.ggml.model", "string", "none" } }     -- ids only; without it llama.cpp refuses the file
+
 -- The tokenizer of the folder or file that the model was read from; none if it has none, or if llama.cpp has none of
 -- its kind. SentencePiece's file comes before tokenizer.json, which has merges instead of scores.
 local function tokenizer_values(model)
@@ -68,12 +70,12 @@ local function tokenizer_values(model)
   local pieces = from and from .. "/tokenizer.model"
   local path = from and (lfs.attributes(pieces, "mode") == "file" and pieces or from:find "%.gguf$" and from
     or texts.find(from))
-  if not path then return {} end
+  if not path then return NONE end
   local ok, t = pcall(texts.open, path)
   local values, why = nil, t
   if ok then values, why = tokenizers.values(t, model.lm_head.weight.shape[1]) end
   if not values then log.warn(("hf.save: the GGUF file gets no tokenizer: %s"):format(why)) end
-  return values or {}
+  return values or NONE
 end
 
 local FILE_TYPES = { float32 = 0, float16 = 1, q8_0 = 7, bfloat16 = 32 }

@@ -199,7 +199,9 @@ function M.read(path, who)
   local function fail(key, format, ...)
     errors.raise("%s: '%s': key '%s%s' " .. format, who, path, PREFIX, key, ...)
   end
-  local kind, tokens = get("model", "string", true), get("tokens", "list of strings", true)
+  local kind = get("model", "string", true)
+  if kind ~= "gpt2" and kind ~= "llama" then fail("model", "is '%s', expected 'gpt2' or 'llama'", kind) end
+  local tokens = get("tokens", "list of strings", true)
   local types = get("token_type", "list of numbers") or {}
   local out, ids = { named = {} }, {}
   for _, name in ipairs { "bos", "eos", "padding", "unknown" } do
@@ -216,7 +218,7 @@ function M.read(path, who)
   if kind == "gpt2" then
     out.json = json_of(get, tokens, types, { bos = adds_bos and ids.bos or nil, eos = adds_eos and ids.eos or nil },
       fail)
-  elseif kind == "llama" then
+  else
     local scores, list, prefix = get("scores", "list of numbers", true), {}, get("add_space_prefix", "boolean")
     for k, token in ipairs(tokens) do
       list[k] = { text = token, score = scores[k] or 0, type = k - 1 == ids.unknown and UNKNOWN or types[k] or NORMAL }
@@ -224,8 +226,9 @@ function M.read(path, who)
     out.parts = sentencepiece.of(list, { kind = 2, fallback = 1 },
       { map = "", prefix = prefix == false and 0 or 1, squeezes = 0, escapes = 1 },
       function(what) errors.raise("%s: '%s': the tokenizer is damaged: %s", who, path, what) end)
-  else
-    fail("model", "is '%s', expected 'gpt2' or 'llama'", kind)
+    -- In llama.cpp, the name of the unknown piece is this piece in text, too.
+    local unknown = out.parts.model._o.unknown
+    table.insert(out.parts.added, { id = unknown, text = tokens[unknown + 1], special = true })
   end
   local template = file.values["tokenizer.chat_template"]
   out.chat_template = type(template) == "string" and template or nil

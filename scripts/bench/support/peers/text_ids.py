@@ -6,6 +6,8 @@
   text_ids.py compare FOLDER KIND       compares KIND.out, our results for the strings, with those of the reference;
                                         prints `compared N strings, ids A, offsets B, texts C`, the numbers of different
                                         ones, and some of them
+  text_ids.py gguf FOLDER KIND          the same in llama.cpp, of KIND.gguf; and `tensors D of N`, the number of different
+                                        ones between KIND.gguf as PyPI's gguf reads it and KIND.safetensors
   text_ids.py seconds FOLDER KIND RUNS  prints `NAME SECONDS...` for each library: the time to encode the texts, one
                                         thread"""
 import json, os, random, subprocess, sys, time, unicodedata
@@ -115,8 +117,30 @@ def reference(kind):
     return pieces
 
 
-def compare(kind):
-    of, wrong, shown, n = reference(kind), [0, 0, 0], [], 0
+def llama_cpp(kind):
+    """As reference, without offsets."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)                # its log
+    import llama_cpp as L
+    m = L.Llama(os.path.join(folder, kind + ".gguf"), vocab_only=True, verbose=False)
+
+    def of(s):
+        ids = m.tokenize(s.encode(), add_bos=True, special=True)
+        return ids, None, None
+    return of
+
+
+def tensors(kind):
+    import gguf
+    import numpy as np
+    from safetensors.numpy import load_file
+    want, wrong = load_file(os.path.join(folder, kind + ".safetensors")), 0
+    read = {t.name: t.data for t in gguf.GGUFReader(os.path.join(folder, kind + ".gguf")).tensors}
+    for name in want: wrong += name not in read or not np.array_equal(read[name], want[name])
+    print("tensors %d of %d" % (wrong + len(set(read) - set(want)), len(want)))
+
+
+def compare(kind, of):
+    wrong, shown, n = [0, 0, 0], [], 0
     for s, ours in zip(read_lines("strings.jsonl"), read_lines(kind + ".out")):
         if not ours: continue                                    # left out by the bench
         n += 1
@@ -124,7 +148,7 @@ def compare(kind):
         decoded = bytes.fromhex(ours["text"]).decode("utf8", "replace")
         if kind == "qwen2" and "caf" in s: text = decoded       # the reference takes é in the added token café for a byte
         for k, (got, want) in enumerate([(ours["ids"], ids), (ours["offsets"], offsets), (decoded, text)]):
-            if got != want:
+            if want is not None and got != want:
                 wrong[k] += 1
                 first = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
                 what = ("ids", "offsets", "text")[k], first, s[:60], got[first:first + 4], want[first:first + 4]
@@ -166,5 +190,8 @@ def seconds(kind, runs):
 
 
 if command == "make": make(int(sys.argv[3]), int(sys.argv[4]))
-elif command == "compare": compare(sys.argv[3])
+elif command == "compare": compare(sys.argv[3], reference(sys.argv[3]))
+elif command == "gguf":
+    tensors(sys.argv[3])
+    compare(sys.argv[3], llama_cpp(sys.argv[3]))
 else: seconds(sys.argv[3], int(sys.argv[4]))
