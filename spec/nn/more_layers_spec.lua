@@ -13,6 +13,60 @@ local function names(iterator)
   return table.concat(list, " ")
 end
 
+describe("group_norm and instance_norm", function()
+  -- By definition, from other operators. groups: nil for instance_norm.
+  local function defined(x, groups, w, b)
+    local N, C = x:size(1), x:size(2)
+    local rows = x:reshape(N, groups or C, -1)
+    local away = rows - rows:mean(3, { keepdim = true })
+    local y = (away / (away:square():mean(3, { keepdim = true }) + 1e-5):sqrt()):reshape(N, C, -1)
+    if w then y = y * w:reshape(1, C, 1) end
+    if b then y = y + b:reshape(1, C, 1) end
+    return y:reshape(x.shape)
+  end
+  local function call(x, groups, w, b)
+    if groups then return F.group_norm(x, groups, w, b) end
+    return F.instance_norm(x, nil, nil, w, b)
+  end
+
+  it("give the weight and the bias a gradient of 0 for empty inputs", function()
+    for _, shape in ipairs { { 0, 6, 5 }, { 2, 6, 0 } } do
+      for _, groups in ipairs { 3, false } do
+        local w, b = ms.ones(6, { requires_grad = true }), ms.ones(6, { requires_grad = true })
+        local y = call(ms.ones(unpack(shape)), groups, w, b)
+        assert.are.same(shape, { unpack(y.shape) })
+        y:sum():backward()
+        assert.are.same({ 0, 0 }, { w.grad:abs():sum():item(), b.grad:abs():sum():item() })
+      end
+    end
+  end)
+
+  for _, groups in ipairs { 1, 3, false } do
+    for _, shape in ipairs { { 4, 6, 5, 1 }, { 2, 6, 3, 7 }, { 1, 6, 40, 2 } } do
+      it(("are what they are defined to be, for any of weight and bias and any dtype: %s groups, [%s]"):format(groups or "C",
+        table.concat(shape, ", ")), function()
+        ms.manual_seed(3)
+        local o = { dtype = "float64", requires_grad = true }
+        local x, w, b = ms.randn(shape[1], shape[2], shape[3], shape[4], o), ms.randn(6, o), ms.randn(6, o)
+        for _, given in ipairs { {}, { w, nil }, { nil, b }, { w, b } } do
+          local got, want = call(x, groups, given[1], given[2]), defined(x, groups, given[1], given[2])
+          ms.testing.assert_close(got, want, { rtol = 1e-9, atol = 1e-9 })
+          local leaves, g = { x, given[1] or given[2], given[1] and given[2] }, ms.randn_like(x)
+          local a, c = ms.grad(got, leaves, { grad_outputs = g }), ms.grad(want, leaves, { grad_outputs = g })
+          for k in ipairs(leaves) do ms.testing.assert_close(a[k], c[k], { rtol = 1e-8, atol = 1e-8 }) end
+          for _, types in ipairs { { "float32", "float32" }, { "bfloat16", "bfloat16" }, { "bfloat16", "float32" },
+            { "float16", "float16" } } do
+            local function as(t, dtype) return t and t:detach():to(dtype) end
+            local y = call(as(x, types[1]), groups, as(given[1], types[2]), as(given[2], types[2]))
+            local most = (types[1] .. types[2]):find "16" and 0.06 or 1e-5
+            ms.testing.assert_close(y:double(), want:detach(), { rtol = most, atol = most })
+          end
+        end
+      end)
+    end
+  end
+end)
+
 describe("GroupNorm", function()
   it("has PyTorch's parameters and formula", function()
     local m = nn.GroupNorm(2, 4)

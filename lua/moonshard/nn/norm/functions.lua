@@ -2,6 +2,7 @@
 --- Functions of nn.F that normalise over groups and instances. Each runs in a scope, which releases its intermediate
 --- results.
 local autograd = require "moonshard.autograd"
+local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
@@ -19,19 +20,20 @@ local function check_weight(who, what, t, channels)
   end
 end
 
--- y * w + b for each channel of [N, C, ...].
+-- y * w + b for each channel of [N, C, ...]: batch_norm with a mean of 0 and a variance of 1, whose backward reads y
+-- and the gradient twice; products and sums would take a pass over both for each gradient.
 local function affine(y, w, b)
-  local sizes = { 1, y:size(2) }
-  for d = 3, y.ndim do sizes[d] = 1 end
-  w, b = w ~= nil and w:reshape(sizes), b ~= nil and b:reshape(sizes)
-  if w and b then return b:addcmul(y, w) end
-  return w and y * w or b and y + b or y
+  if w == nil and b == nil then return y end
+  local o = { dtype = y.dtype == "float64" and "float64" or "float32", device = y.device }
+  return (ops.batch_norm(y, w, b, create.zeros(y:size(2), o), create.ones(y:size(2), o), false, 0))
 end
 
--- Normalises rows of n elements each, with the operator of layer_norm.
-local function normalised(x, rows, n, eps)
-  if rows * n == 0 then return x end
-  return ops.layer_norm(x:reshape(rows, n), 1, nil, nil, eps):reshape(x.shape)
+-- Normalises each channel of each sample, as a channel of batch_norm.
+local function instances(x, w, b, eps)
+  local N, C = x:size(1), x:size(2)
+  if x:numel() == 0 then return affine(x, w, b) end
+  local function for_each(t) return t and t:unsqueeze(1):expand(N, C):reshape(-1) end
+  return (ops.batch_norm(x:reshape(1, N * C, -1), for_each(w), for_each(b), nil, nil, true, eps)):reshape(x.shape)
 end
 
 --- Normalises each sample over groups of channels: (x - mean) / sqrt(var + eps) * w + b (Wu & He 2018). Errors: groups
@@ -62,7 +64,10 @@ function M.group_norm(x, num_groups, w, b, given)
   if N * n == 1 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
-  return run(function() return affine(normalised(x, rows, n, eps), w, b) end)
+  return run(function()
+    local y = x:numel() == 0 and x or ops.layer_norm(x:reshape(rows, n), 1, nil, nil, eps):reshape(x.shape)
+    return affine(y, w, b)
+  end)
 end
 
 -- Mixes the mean and the unbiased variance of each channel, averaged over the batch, into the running statistics.
@@ -109,7 +114,7 @@ function M.instance_norm(x, mean, var, w, b, given)
   end
   return run(function()
     if x:numel() > 0 and (mean ~= nil or var ~= nil) then autograd.no_grad(track, x, mean, var, o.momentum) end
-    return affine(normalised(x, rows, n, o.eps), w, b)
+    return instances(x, w, b, o.eps)
   end)
 end
 
