@@ -19,10 +19,14 @@ local function values(k, n)
   return list
 end
 
-local function filled(name, k, shape)
-  local list = values(k, numel(shape))
+-- scales: pairs of a part of matrices' names and a factor.
+local function filled(name, k, shape, scales)
+  local list, factor = values(k, numel(shape)), 0.35
+  for _, scale in ipairs(scales or {}) do
+    if name:find(scale[1], 1, true) then factor = factor * scale[2] end
+  end
   for i, u in ipairs(list) do
-    if #shape > 1 then list[i] = 0.35 * u else list[i] = (name:find "weight$" and 1 or 0) + 0.2 * u end
+    if #shape > 1 then list[i] = factor * u else list[i] = (name:find "weight$" and 1 or 0) + 0.2 * u end
   end
   return ms.tensor(list, { dtype = "float64" }):to("float32"):reshape(shape)
 end
@@ -30,8 +34,8 @@ end
 --- The tensors of a case by their names in the file.
 ---@param cases? table  of another file than hf.json
 function M.tensors(name, cases)
-  local sd = {}
-  for k, row in ipairs((cases or M.cases)[name].tensors) do sd[row[1]] = filled(row[1], k - 1, row[2]) end
+  local sd, case = {}, (cases or M.cases)[name]
+  for k, row in ipairs(case.tensors) do sd[row[1]] = filled(row[1], k - 1, row[2], case.scales) end
   return sd
 end
 

@@ -12,7 +12,10 @@ def values(k, n):
     return torch.tensor(list_, dtype=torch.float64)
 
 
-def filled(name, k, shape):
+def filled(name, k, shape, scales=()):
+    """scales: pairs of a part of matrices' names and a factor."""
     u = values(k, torch.Size(shape).numel()).reshape(shape)
-    if len(shape) > 1: return (0.35 * u).float()
+    factor = 0.35
+    for part, by in scales: factor *= by if part in name else 1
+    if len(shape) > 1: return (factor * u).float()
     return ((1 if name.endswith("weight") else 0) + 0.2 * u).float()

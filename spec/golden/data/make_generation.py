@@ -29,10 +29,12 @@ T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads
 WHISPER = dict(vocab_size=VOCAB, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=24,
                decoder_ffn_dim=20, max_source_positions=12, max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
                begin_suppress_tokens=None)
-# Models of an encoder and a decoder, with what the encoder reads.
+# Models of an encoder and a decoder, with what the encoder reads, and factors of tensors, without which they repeat one token.
 CASES |= {
-    "t5": (T.T5ForConditionalGeneration, T.T5Config, T5, "ids"),
-    "whisper": (T.WhisperForConditionalGeneration, T.WhisperConfig, WHISPER, "features"),
+    "t5": (T.T5ForConditionalGeneration, T.T5Config, T5, "ids",
+           [[".q.", 2], [".k.", 2], [".v.", 3], [".o.", 3], [".wo.", 2], ["relative", 8]]),
+    "whisper": (T.WhisperForConditionalGeneration, T.WhisperConfig, WHISPER, "features",
+                [["q_proj", 8], ["k_proj", 8], ["fc2", 2], ["embed_tokens", 0.3], ["embed_positions", 8]]),
 }
 # Options of generate by name; "eos" is the token that the case's greedy text has most often, so that texts end.
 RUNS = {
@@ -46,7 +48,7 @@ RUNS = {
 }
 
 
-def case(cls, config, options, reads=None):
+def case(cls, config, options, reads=None, scales=()):
     x = (torch.arange(B * S).reshape(B, S) * 7 + 3) % VOCAB
     mask = torch.ones_like(x)
     mask[0, :3] = 0
@@ -55,7 +57,7 @@ def case(cls, config, options, reads=None):
         path = os.path.join(folder, "model.safetensors")
         tensors = load_file(path)
         names = sorted(tensors)
-        save_file({n: filled(n, k, tuple(tensors[n].shape)) for k, n in enumerate(names)}, path, {"format": "pt"})
+        save_file({n: filled(n, k, tuple(tensors[n].shape), scales) for k, n in enumerate(names)}, path, {"format": "pt"})
         model = cls.from_pretrained(folder, attn_implementation="eager").eval()
 
         def run(**o):
@@ -74,7 +76,7 @@ def case(cls, config, options, reads=None):
                 texts[name] = run(**{k: eos if v == "eos" else v for k, v in o.items()})
         texts["padded"] = run(max_new_tokens=20, attention_mask=mask)
         texts["padded_beams"] = run(max_new_tokens=12, num_beams=3, attention_mask=mask)
-        return dict(config=json.load(open(os.path.join(folder, "config.json"))), eos=eos, tensors=[[n, list(tensors[n].shape)] for n in names], texts=texts)
+        return dict(config=json.load(open(os.path.join(folder, "config.json"))), eos=eos, scales=scales, tensors=[[n, list(tensors[n].shape)] for n in names], texts=texts)
 
 
 with open(out, "w") as f:
