@@ -76,18 +76,12 @@ describe("SentencePiece's model", function()
     end)
   end
 
-  it("that is truncated or changed is an error, or a model", function()
+  it("that is truncated is an error; the folder says which tokens it adds", function()
     local folder = process.temp_folder()
     local path, right = folder .. "/tokenizer.model", process.read(DATA .. "bpe.model")
     for k = 1, 40 do
       process.write(path, right:sub(1, math.floor((#right - 1) * k / 40)))
       assert.matches("^tokenizer: '" .. path:gsub("%p", "%%%0") .. "' is ", message(ms.text.tokenizer, folder))
-    end
-    for k = 1, 400 do
-      local at = math.floor((#right - 1) * k / 400)
-      process.write(path, right:sub(1, at) .. string.char((right:byte(at + 1) + k) % 256) .. right:sub(at + 2))
-      local ok, t = pcall(ms.text.tokenizer, folder)
-      if ok then t:encode "to deal in the Software" else assert.matches("tokenizer: '", t) end
     end
     process.write(path, right)
     process.write(folder .. "/tokenizer_config.json", '{"add_bos_token": true, "eos_token": "the"}')

@@ -43,11 +43,17 @@ local function take(self, bytes, what)
 end
 
 local place, POINTERS = ffi.new "uint64_t[1]", {}
+local halves = ffi.cast("uint32_t *", place)
 for _, ctype in pairs(NUMBERS) do POINTERS[ctype] = ffi.typeof(ctype .. " *") end
 
 local function number(self, ctype, what)
   local text = take(self, ffi.sizeof(ctype), what)
   ffi.copy(place, text, #text)
+  -- LuaJIT takes some NaNs that it did not make for values of other types.
+  local high = halves[ctype == "double" and 1 or 0] % 2 ^ 31
+  if ctype == "float" and high > 0x7f800000 or ctype == "double" and high >= 0x7ff00000 then
+    bad(self, "%s is %s, expected a number", what, ctype == "double" and "not finite" or "NaN")
+  end
   return tonumber(ffi.cast(POINTERS[ctype], place)[0])
 end
 

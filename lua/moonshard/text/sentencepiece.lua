@@ -16,7 +16,7 @@ local UNKNOWN_TEXT = " \226\129\135 "                   -- what an unknown piece
 
 -- ---- Protocol Buffers -----------------------------------------------------------------------------------
 
-local number = ffi.new "union { uint8_t bytes[4]; float value; }"
+local number = ffi.new "union { uint8_t bytes[4]; uint32_t bits; float value; }"
 
 local function varint(s, at)
   local value, factor = 0, 1
@@ -47,7 +47,8 @@ local function each_field(s, fn)
       local size = kind == 5 and 4 or 8
       if at + size - 1 > #s then return false end
       for k = 0, size == 4 and 3 or -1 do number.bytes[k] = s:byte(at + k) end
-      value, at = tonumber(number.value), at + size
+      -- LuaJIT takes some NaNs that it did not make for values of other types.
+      value, at = number.bits % 2 ^ 31 > 0x7f800000 and 0 / 0 or tonumber(number.value), at + size
     end
     if not value then return false end
     fn(math.floor(key / 8), value)
@@ -171,7 +172,7 @@ function M.parts(text, path, who)
   local whole = each_field(text, function(field, value)
     if field == 1 then
       local piece = read(value, { "text", "score", "type" }, { text = "", score = 0, type = 1 })
-      if not piece then damaged(("piece %d"):format(#list)) end
+      if not piece or piece.score ~= piece.score then damaged(("piece %d"):format(#list)) end
       list[#list + 1] = piece
     elseif field == 2 then
       trainer = value
