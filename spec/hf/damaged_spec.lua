@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Truncated, flipped and hostile files of models and tokenizers: they are read, or an error names them, soon and without
---- much memory. 250 of each kind; MOONSHARD_LONG=1: 10,000. Some give NaNs that LuaJIT takes for other values.
+--- Truncated, flipped and hostile files of models and tokenizers: they are read, or an error names them, soon and
+--- without much memory. 250 of each kind; MOONSHARD_LONG=1: 10,000. Some give NaNs that LuaJIT takes for other values.
 local ffi = require "ffi"
 local folders = require "spec.support.hf_folders"
 local ms = require "moonshard"
