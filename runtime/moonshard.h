@@ -62,8 +62,8 @@ typedef struct {
     // ms_set_default_dtype.
     int32_t default_dtype;
     int32_t sigints;  // number of Ctrl-Cs caught so far
-    // Number of failures of collectives that this rank has met: published errors; calls that did not match the peers'
-    // calls; calls that failed the argument checks of a member. -1 before dist.init.
+    // Number of failures of calls that communicate that this rank has met, and of recoveries (ms_dist_recover). -1
+    // before dist.init.
     int32_t dist_failures;
     int32_t memory_waiting;  // number of allocations whose place in the script ms_memory_site has not set yet
     // Number of the module whose forward or backward runs, for the memory history; 0: none. The script sets it around
@@ -809,58 +809,22 @@ MS_API int ms_dist_debug_level(void);             // 0 off, 1 info, 2 detail
 // clock, and both do nothing.
 MS_API ms_status ms_dist_measure_clock(void);
 MS_API void ms_dist_take_clock(void);
-MS_API double ms_dist_errors(void);  // number of published errors that this rank has met
-// Publishes an error after which the script continues: peers that wait for the failed work raise text. since:
-// ms_dist_errors when the work began.
-MS_API void ms_dist_publish_error(const char *text, double since);
-// Publishes that a call of a collective of this group failed its argument checks and that the script continues: the
-// matching calls of peers fail with text. group < 0 means a send or receive: -1 - from * world size - to. since:
-// ms_state.dist_failures when the call began.
+// Says that a call which may communicate in several groups has failed on this rank for the reason in text, and that the
+// script continues. It takes a number in each group of this rank: peers that make a collective of that number fail.
+MS_API void ms_dist_failed(const char *text);
+// Says that a call of a collective of this group has failed before it communicated, and that the script continues: the
+// call takes its number, and peers that make a collective of that number fail with text. group < 0 means a send or
+// receive: -1 - from * world size - to. since: ms_state.dist_failures when the call began.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
-// The place in the script of the first collective after an error. here: the line of that call. failed: the line of the
-// latest failed call; "" if that was not a single collective. caught: the line at which the script caught the error; ""
-// if unknown. times: the number of errors in succession that the script caught there. line[k], count[k]: the n
-// functions, loops and `if`s that enclose the call, the outermost first. A loop that counts its iterations: 2 * line +
-// 1 and the count; another loop: 2 * line and -1; a branch of an `if`: 2 * line and -2 or -4; a function call: 2 * line
-// and 2 * callee + unordered, where callee is the line at which the function is defined, and unordered is 1 if its
-// lines need not run in their order.
-enum { MS_MAX_NESTED = 12 };
-typedef struct {
-    const char *failed, *caught, *here;
-    int32_t single;  // 1: a single collective, which can be called again (ms_dist_asked)
-    int32_t times, n, line[MS_MAX_NESTED], count[MS_MAX_NESTED];
-} ms_dist_position;
-// To be called before a collective if ms_dist_continues returns 1. The collective fails if a peer is already at a later
-// place, or if the same collective failed on a peer that caught the error elsewhere. Such failures let this rank catch
-// up, until the ranks make the same calls again.
-MS_API void ms_dist_resume(const ms_dist_position *position);
-// To be called at the end of the call for which ms_dist_resume set a position with this value of `single`; later calls
-// do not send that position.
-MS_API void ms_dist_resumed(int single);
-// 1 if no collective of the group has succeeded since this rank's latest error; collectives in the background do not
-// count. All members return the same.
-MS_API int ms_dist_unsettled(double group);
-// 1 if this rank has met an error, in any group, since the latest success of a collective of this group; collectives in
-// the background do not count. Members may return different values.
-MS_API int ms_dist_continues(double group);
-// 1 if the latest collective failed because a peer continues after an error that this rank has not met. The script must
-// then call ms_dist_resume and repeat the collective. Resets the flag.
-MS_API int ms_dist_asked(void);
-// To be called before the forward of a model over the group. Runs a barrier if the group is unsettled, because peers
-// may be at another call, and a forward communicates in the background, where calls cannot be matched again.
-MS_API ms_status ms_dist_realign(double group, const char *site);
-
-// The functions from here to ms_dist_settle serve a prompt over ranks, where every rank runs each line, and no rank
-// makes a collective between lines.
-//
-// To be called when a line begins or ends. ended: the number of lines that this rank has ended. Collectives of a line
-// fail as soon as a peer that they wait for has ended more lines than this rank had when it issued them.
+// To be called on all ranks: makes groups whole again that an error in a collective has broken. Until then every
+// collective of such a group fails with that error. Only waits for the ranks if none has met an error since the latest
+// call or, with `background`, has collectives in the background; otherwise it ends these. site: the script's line, for
+// messages; may be NULL.
+MS_API ms_status ms_dist_recover(const char *site, int background);
+// For a prompt over ranks, where every rank runs each line, and no rank makes a collective between lines; to be called
+// when a line begins or ends. ended: the number of lines that this rank has ended. Collectives of a line fail as soon
+// as a peer that they wait for has ended more lines than this rank had when it issued them.
 MS_API void ms_dist_set_lines(double ended);
-MS_API double ms_dist_published(void);  // number of published errors, including those that this rank has not met
-// After a line that failed on some ranks, makes every group's collectives match again. All ranks call it between two
-// lines, with the same number: 1 + ms_dist_published(). Collectives in the background are ended. All errors count as
-// met.
-MS_API ms_status ms_dist_settle(double number);
 
 // ---- files ------------------------------------------------------------------------------------
 
@@ -998,7 +962,7 @@ MS_API void ms_capture_free(ms_captured *c);
 // repetition: graphs, the number of its CUDA graphs; graphed, the number of pieces of work that these contain.
 MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work, double *graphs, double *graphed);
 // Whether the step has collectives of several ranks: peers then wait for a rank that cannot repeat it, so its error
-// must be published (ms_dist_publish_error). ms_capture_repeat publishes its own.
+// must be told to them (ms_dist_failed). ms_capture_repeat does so for its own.
 MS_API int ms_capture_sends(const ms_captured *c);
 MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that is being recorded: MS_ESTATE
 // Ends the recording, whose step is then not captured: only ms_capture_free may follow. For a step whose work differs

@@ -558,12 +558,11 @@ static ms_status start(ms_run *r, const root_list *l)
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
     // Peers may already wait in the collectives of their backward. If this rank's backward fails before its own
-    // collectives, the error must be published to the peers.
+    // collectives, the peers must learn of the error.
     bool expected = ms__run_owner && ms__state.run_depth == 0 && ms__run_owner->expects_backward();
-    uint64_t epoch = expected ? ms__run_owner->epoch() : 0;
     ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;
     if (!r) {
-        if (expected) ms__run_owner->failed(ms_error(), epoch, true);
+        if (expected) ms__run_owner->failed(ms_error(), true);
         return NULL;
     }
     r->backward = true;

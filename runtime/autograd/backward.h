@@ -61,8 +61,7 @@ struct ms_run {
     ms_run *below;
     ms_open_range range;
     bool backward, grad, retain, unused_ok, finished, final_done;
-    bool units;      // the run reaches units, so peers take part in its collectives
-    uint64_t epoch;  // number of published errors that this rank had met when the run began
+    bool units;  // the run reaches units, so peers take part in its collectives
     // Nodes in ascending order of seq; the last is processed next. Tasks are processed before nodes.
     ms_entry *agenda;
     int n_agenda, cap_agenda;

@@ -24,11 +24,9 @@ typedef struct ms_run_owner {
     ms_status (*accumulate)(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken);
     // Called when the outermost backward has processed all its nodes.
     ms_status (*final)(ms_run *run);
-    // Returns the number of published errors that this rank has met.
-    uint64_t (*epoch)(void);
-    // Publishes that runs were aborted, for the reason in text. since: the epoch when they began. backward: the
-    // outermost backward is among them.
-    void (*failed)(const char *text, uint64_t since, bool backward);
+    // Called when runs are aborted, for the reason in text: peers that wait for this rank must learn of it. backward:
+    // the outermost backward is among them.
+    void (*failed)(const char *text, bool backward);
     // Whether units have run forward whose backward has not ended.
     bool (*expects_backward)(void);
     // Called when the run was aborted: releases what the owner holds for it.

@@ -51,7 +51,6 @@ ms_run *ms__run_new(void)
     if (r) runs.spare = r->below;
     else if (!(r = calloc(1, sizeof *r))) return ms__null(ms__no_memory(sizeof *r, "backward", "a run"));
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event.out = false;
-    r->epoch = ms__run_owner ? ms__run_owner->epoch() : 0;
     r->range.from = 0;
     if (ms__tracing()) ms__range_open(&r->range, MS_RANGE_BACKWARD, "run", NULL);
     r->below = runs.top;
@@ -325,11 +324,7 @@ static void abort_from(ms_run *r, const char *why)
         backward |= k->backward;
     }
     for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
-    if (units)
-        ms__run_owner->failed(why             ? why
-                              : code != MS_OK ? text
-                                              : "a backward or gather was aborted",
-                              r->epoch, backward);
+    if (units) ms__run_owner->failed(why ? why : code != MS_OK ? text : "a backward or gather was aborted", backward);
     for (bool last = false; !last;) {
         ms_run *k = runs.top;
         last = k == r;

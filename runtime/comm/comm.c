@@ -16,8 +16,10 @@ struct ms_work {
     ms_pending *event;
 };
 
+enum { WORLD, SELF, MEETING, FIRST_MADE };  // ids of groups; dist.new_group makes the groups from FIRST_MADE on
 static ms_group *world_group, *self_group;
-static double next_group = 2;
+ms_group *ms__meeting;
+static double next_group = FIRST_MADE;
 static double delays[OPS];
 
 // ---- groups ---------------------------------------------------------------------------------------
@@ -49,25 +51,33 @@ static void group_drop(ms_group *g)
     free(g);
 }
 
+static ms_status make_meeting(void)
+{
+    if (!(ms__meeting = group_new(MEETING, ms__world.size, NULL))) return MS_ENOMEM;
+    return ms__group_place(ms__meeting);
+}
+
 static ms_status make_groups(void)
 {
     if (world_group) {
         // Before dist.init the world group is this process alone. Units may hold it, so the same object becomes the
         // group of all ranks.
         if (world_group->n == ms__world.size) return MS_OK;
-        ms_group *g = group_new(0, ms__world.size, NULL);
+        ms_group *g = group_new(WORLD, ms__world.size, NULL);
         if (!g) return MS_ENOMEM;
         *world_group = *g;
         free(g);
         self_group->ranks[0] = ms__world.rank;
-        return ms__group_place(world_group);
+        MS_TRY(ms__group_place(world_group));
+        return make_meeting();
     }
     int me = ms__world.rank;
-    if (!self_group) self_group = group_new(1, 1, &me);
-    ms_group *world = self_group ? group_new(0, ms__world.size, NULL) : NULL;
+    if (!self_group) self_group = group_new(SELF, 1, &me);
+    ms_group *world = self_group ? group_new(WORLD, ms__world.size, NULL) : NULL;
     if (!world) return MS_ENOMEM;
     world_group = world;
-    return ms__group_place(world_group);
+    MS_TRY(ms__group_place(world_group));
+    return ms__world.up ? make_meeting() : MS_OK;
 }
 
 ms_group *ms__group_world(void)
@@ -93,15 +103,16 @@ static int place_of(double id)
 
 ms_group *ms__group_by_id(double id)
 {
-    if (id == 0) return ms__group_world();
-    if (id == 1) {
+    if (id == WORLD) return ms__group_world();
+    if (id == SELF) {
         ms__group_world();
         return self_group;
     }
     int k = place_of(id);
     if (k < n_others && other_groups[k]->id == id) return other_groups[k];
     ms__fail(MS_EINVAL,
-             id > 1 && id < next_group ? "dist: this group was freed by dist.free_group" : "dist: there is no group %g",
+             id >= FIRST_MADE && id < next_group ? "dist: this group was freed by dist.free_group"
+                                                 : "dist: there is no group %g",
              id);
     return NULL;
 }
@@ -183,8 +194,6 @@ void ms_dist_set_delay(int op, double seconds)
 }
 ms_status ms_dist_measure_clock(void) { return ms__world.nodes > 1 ? ms__clock_measure() : MS_OK; }
 void ms_dist_take_clock(void) { ms__clock_take(); }
-double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
-void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
 
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
 {
@@ -254,7 +263,7 @@ static void retire_record(void *arg, ms_status result)
 {
     ms_coll *c = *(ms_coll **)arg;
     c->g->in_flight--;
-    if (result != MS_OK && c->mismatched && c->epoch == ms__comm_epoch()) c->g->failed = true;
+    if (result != MS_OK) c->g->told = c->epoch + 1;  // the script receives the error when it waits for c
     ms__coll_drop(c);
 }
 
@@ -287,6 +296,8 @@ static ms_status order_storage(const ms_coll *c, ms_storage *st, bool write)
     if (st->vacated) return ms__storage_sync(st, write);  // fails, with a message that names the sharded parameter
     MS_TRY(order_event(c, st->event));
     // A reader also waits for earlier readers: the storage keeps one event of readers, which must cover all of them.
+    // One on the CPU that has ended needs no wait; if it has failed, that does not concern c.
+    if (!c->gpu.there && ms__event_done(st->readers)) return MS_OK;
     return order_event(c, st->readers);
 }
 
@@ -297,24 +308,27 @@ static void mark_storage(ms_storage *st, ms_pending *e, bool write)
     *at = ms__event_retain(e);
 }
 
+uint64_t ms__comm_issued;
+
 // Gives c the next number of its group.
 static void take_number(ms_coll *c)
 {
     ms_group *g = c->g;
+    ms__comm_issued++;
     c->epoch = ms__comm_epoch();
     if (g->epoch != c->epoch) {
         g->epoch = c->epoch;
-        g->seq = 0;
+        g->seq = g->refused = 0;
     }
     c->seq = g->seq++;
     c->number = (c->epoch << 32) + c->seq + 1;
     c->before = g->issued[c->seq % RING];
     g->issued[c->seq % RING] = c->number;
+    g->refused += c->op == OP_REFUSED;
+    c->fingerprint.refused = g->refused;
     c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
     c->delay = delays[c->op];
     c->lines = atomic_load_explicit(&ms__world.board->rank[ms__world.rank].lines, memory_order_relaxed);
-    c->again = c->mismatched = c->asking = false;
-    atomic_store(&c->raised, false);
     g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
     atomic_store_explicit(&g->heads[g->me].issued, c->number, memory_order_release);
     ms_waiting *last = &ms__world.board->rank[ms__world.rank].last;
@@ -324,21 +338,12 @@ static void take_number(ms_coll *c)
     if (c->gpu.native) ms__native_line_up(c);
 }
 
-// Called when a collective that has a number cannot be run: publishes the error for peers that wait in it, and lets a
-// later collective use its slots.
+// Called when a collective that has a number cannot be run: breaks the group, and lets a later collective use its
+// slots.
 static void lost(ms_coll *c)
 {
     c->g->issued[c->seq % RING] = c->before;
-    ms__comm_publish_error(ms_error(), c->epoch, false);
-}
-
-// Whether a collective that the script must repeat has failed since the latest call of ms_dist_asked.
-static bool asked;
-int ms_dist_asked(void)
-{
-    bool was = asked;
-    asked = false;
-    return was;
+    ms__break_by_me(c->g, c->epoch, ms_error());
 }
 
 ms_status ms__coll_issue(ms_coll *c, ms_work **work)
@@ -374,7 +379,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         status = ms__fail(MS_ESTATE, "%s: dist.finalize has already been called", ms__request_name(&c->fingerprint));
         goto drop;
     }
-    if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;
+    if ((status = ms__group_whole(g, ms__request_name(&c->fingerprint))) != MS_OK) goto drop;
     if (ms__coll_on_device(c)) {
         if (c->gpu.native) {
             status = sync_storages(c);
@@ -403,28 +408,9 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
-        while ((status = run(c)) == MS_ECOMM &&
-               (c->again || (atomic_load(&c->raised) && (ms__comm_repeated() || ms__comm_spared(c))))) {
-            if (c->again && !c->asking) ms__comm_raised_by_peer(ms_error());
-            take_number(c);
-        }
-        if (status == MS_OK) {
-            g->failed = c->op == OP_REFUSED;
-            g->settled = ms__state.dist_failures;
-            g->turns = g->ahead = 0;
-            ms__comm_succeeded();
-        } else {
-            if (status == MS_ECOMM) ms__world.step = -1;
-            if (c->asking) g->failed = asked = true;
-            if (c->mismatched) {
-                g->failed = true;
-                ms__comm_raised(ms_error());
-            }
-            if (atomic_load(&c->raised)) ms__comm_reported(c->epoch, NULL);
-            else if (status == MS_EINTR) {
-                ms__fail(status, "interrupted (Ctrl-C)");
-                ms__comm_publish_error(ms_error(), c->epoch, false);
-            }
+        if ((status = run(c)) != MS_OK) {
+            if (status == MS_EINTR) ms__fail(status, "interrupted (Ctrl-C)");
+            ms__group_received(g);
         }
         goto drop;
     }
@@ -525,7 +511,6 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         return -1;
     }
     g->epoch = ms__comm_epoch();
-    g->settled = ms__state.dist_failures;
     other_groups[n_others++] = g;
     return next_group++;
 }
@@ -551,9 +536,9 @@ static ms_status finish_group(ms_group *g)
 
 ms_status ms_dist_free_group(double id, const char *site)
 {
-    if (id == 0 || id == 1)
+    if (id == WORLD || id == SELF)
         return ms__fail(MS_EINVAL, "dist.free_group: the group of %s was not made by dist.new_group",
-                        id == 0 ? "all ranks" : "this rank alone");
+                        id == WORLD ? "all ranks" : "this rank alone");
     ms_group *g = ms__group_by_id(id);
     if (!g) return MS_EINVAL;
     char text[UNIT_NAME];

@@ -39,7 +39,7 @@ static ms_status publish(ms_coll *c, int64_t arrived)
     if (MS_UNLIKELY(c->before != g->committed[c->seq % RING])) ms__slot_open(s);
     s->fingerprint = c->fingerprint;
     s->hash = c->hash;
-    s->flags = c->fingerprint.resumed.here ? SLOT_RESUMES : 0;
+    s->flags = 0;
     s->bytes = 0;
     s->arrived = arrived;
     atomic_store_explicit(&s->round, 0, memory_order_relaxed);
@@ -67,144 +67,6 @@ static ms_status publish(ms_coll *c, int64_t arrived)
     return MS_OK;
 }
 
-// Fails c because a peer has left it. rank: that peer; -1: unknown. If the peer published an error, raises that
-// error.
-static ms_status abandoned(ms_coll *c, int rank)
-{
-    if (ms__comm_error_since(c->epoch)) return ms__comm_raise(c);
-    atomic_store(&c->raised, true);
-    if (rank >= 0)
-        return ms__fail(MS_ECOMM, "%s: rank %d left this collective after an error", ms__request_name(&c->fingerprint),
-                        rank);
-    return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ms__request_name(&c->fingerprint));
-}
-
-int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line)
-{
-    for (int k = 0; k < MS_MAX_NESTED && a->line[k] && b->line[k]; k++) {
-        bool counts = a->line[k] & 1;
-        if (a->line[k] != b->line[k]) return !by_line ? 0 : a->line[k] < b->line[k] ? -1 : 1;
-        if (a->count[k] != b->count[k]) return !counts ? 0 : a->count[k] < b->count[k] ? -1 : 1;
-        if (!counts && (a->count[k] & 1)) by_line = false;
-    }
-    return 0;
-}
-
-// Whether two members are at different places in the script. The two branches of one `if` count as one place.
-static bool are_apart(const ms_resumption *a, const ms_resumption *b)
-{
-    for (int k = 0; k < MS_MAX_NESTED; k++) {
-        if (a->line[k] == b->line[k] && a->count[k] == b->count[k]) continue;
-        return a->line[k] != b->line[k] || a->count[k] >= -1 || b->count[k] >= -1;
-    }
-    return false;
-}
-
-// Whether the script of member k is behind another member's, so that k's calls must fail until k has caught up: k is at
-// an earlier place; or k's call has already failed on the other member, whose script caught that error at another
-// place, or has caught more errors in succession at the same place.
-static bool is_behind(const ms_coll *c, int k, bool by_line)
-{
-    const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
-    for (int j = 0; j < c->g->n; j++) {
-        const ms_resumption *other = &slot_of(c->g, j, c->seq)->fingerprint.resumed;
-        int order = ms__compare_places(mine, other, by_line);
-        if (order < 0) return true;
-        if (order > 0) continue;
-        if (other->failed == mine->here && (other->caught != mine->caught || other->times > mine->times)) return true;
-    }
-    return false;
-}
-
-enum { MAX_TURNS = 3 };
-
-// The members' places in the script, as their slots say.
-typedef struct {
-    // behind: number of members that are behind another in the script (is_behind); ahead: the last that is not, or -1
-    int behind, ahead;
-    // turns, known: the latest values of `turns` and `ahead` of ms_group that a member knows
-    int turns, known;
-    bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind (is_behind)
-    bool apart;          // some members are at different places in the script (are_apart)
-    // refused: some member's call failed its argument checks, or its place is unknown; same: all requests are equal
-    bool refused, same;
-    ms_resumption furthest;  // the place in the script of the member `ahead`
-} places;
-
-static places read_places(const ms_coll *c)
-{
-    const ms_group *g = c->g;
-    places r = { .ahead = -1, .same = true };
-    for (int k = 0; k < g->n; k++) {
-        const ms_slot *s = slot_of(g, k, c->seq);
-        const ms_resumption *place = &s->fingerprint.resumed;
-        r.refused |= !place->here || s->fingerprint.op == OP_REFUSED;
-        r.same &= s->hash == c->hash;
-        if (place->turns > r.turns || (place->turns == r.turns && place->ahead > r.known)) {
-            r.turns = place->turns;
-            r.known = place->ahead;
-        }
-        for (int j = 0; j < k && !r.apart; j++) r.apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, place);
-    }
-    // If ranks make the same call in different lines, comparing lines would put a different member ahead at every
-    // attempt. Lines are no longer compared once `turns` of ms_group has reached MAX_TURNS.
-    r.by_line = r.turns < MAX_TURNS && c->op != OP_SEND_RECV;
-    for (int k = 0; k < g->n; k++)
-        if (is_behind(c, k, r.by_line)) r.behind++;
-        else r.ahead = k;
-    r.late = is_behind(c, g->me, r.by_line);
-    if (r.ahead >= 0) r.furthest = slot_of(g, r.ahead, c->seq)->fingerprint.resumed;
-    return r;
-}
-
-// Matches the members' calls again after an error. For each member, c is its first call after the error. The error may
-// have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
-// failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 is made again, to meet A's call 3. All
-// members read the same slots, so they decide alike. A member that leaves an attempt because of a published error takes
-// no part in that attempt's decision, and learns the resulting `turns` and `ahead` of ms_group from the slots of the
-// next attempt.
-static ms_status resume(ms_waiter *w, const places *r)
-{
-    ms_coll *c = w->c;
-    ms_group *g = c->g;
-    if (r->refused) return r->same ? MS_OK : ms__mismatch(w);
-    bool turned = r->behind == 0 || (r->known && r->ahead + 1 != r->known);
-    c->fingerprint.resumed.turns = g->turns = r->turns + turned;
-    c->fingerprint.resumed.ahead = g->ahead = r->ahead + 1;
-    if (r->behind == 0 && r->apart && r->by_line) return ms__mismatch(w);
-    if (r->behind == 0 || r->ahead < 0) return r->same ? MS_OK : ms__mismatch(w);
-    const char *cause = ms__comm_latest();
-    for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
-    c->again = !r->late;
-    c->mismatched = r->late;
-    if (r->late) ms__comm_behind(&r->furthest);
-    return ms__fail(MS_ECOMM,
-                    "%s: " LATER "%d is at a later call, so this call fails, too; calls fail until all "
-                    "ranks are at the same call; " CAUSE "%s",
-                    ms__request_name(&c->fingerprint), g->ranks[r->ahead], cause);
-}
-
-// Whether some member's call can be neither repeated nor matched by its place in the script.
-static bool cannot_ask(const ms_coll *c)
-{
-    for (int k = 0; k < c->g->n; k++) {
-        const ms_fingerprint *p = &slot_of(c->g, k, c->seq)->fingerprint;
-        if (p->op == OP_REFUSED || (!p->resumed.here && !p->askable)) return true;
-    }
-    return false;
-}
-
-// Fails c so that all members run it again, and all send their places in the script: some members have met an error
-// that the others have not, because it was in another group or in the background.
-static ms_status ask(ms_waiter *w)
-{
-    ms_coll *c = w->c;
-    c->asking = true;
-    c->again = c->fingerprint.resumed.here != 0;
-    return ms__fail(MS_ECOMM, "%s: a peer continues after an error that this rank has not raised yet",
-                    ms__request_name(&c->fingerprint));
-}
-
 static void pause_for(double seconds)
 {
     int64_t until = ms__now_ns() + (int64_t)(seconds * 1e9);
@@ -219,21 +81,21 @@ static bool still_holds(const ms_coll *c, int k)
     return atomic_load_explicit(&slot_of(c->g, k, c->seq)->ready, memory_order_relaxed) == c->number;
 }
 
-static bool all_still_hold(const ms_coll *c)
+// Fails c because a peer has left it, after the group was broken.
+static ms_status abandoned(ms_coll *c)
 {
-    for (int k = 0; k < c->g->n; k++)
-        if (!still_holds(c, k)) return false;
-    return true;
+    if (ms__is_broken(c->g, c->epoch)) return ms__broken_fail(c);
+    return ms__coll_fail(c, "a peer left this collective after an error");
 }
 
-// Waits for the requests of all members, and compares them unless the members continue after an error. *last: the
-// member that was waited for most recently. *mixed: whether only some members continue after an error.
-static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
+// Waits for the requests of all members, and compares them.
+static ms_status agree(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader;
-    *mixed = false;
+    int last = -1;  // the member that was waited for most recently
+    MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready;
@@ -242,54 +104,20 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->number) continue;
             // If this node's leader failed its own argument checks, it does not wait, so it may never copy the slot of
             // a member on another node to this node.
-            if (ms__refused_by(c) >= 0) return ms__mismatch(w);
-            *last = k;
-            ms_status polled = ms__wait_poll(w);
-            if (polled == MS_OK) continue;
-            // If member k has arrived meanwhile, the error may have been published by a member whose call failed
-            // because that member's place in the script is earlier than its peers' (ms_resumption). This rank's call
-            // must not fail with that error: it goes on, and compares the places itself.
-            if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->number) return polled;
-            atomic_store(&c->raised, false);
+            if (ms__is_refused(c)) return ms__mismatch(w);
+            last = k;
+            MS_TRY(ms__wait_poll(w));
         }
-        if (MS_UNLIKELY(ready != c->number)) {
-            // The member has advanced, either into a later epoch or past a failed collective.
-            if (ready >> 32 != c->number >> 32) { return abandoned(c, g->ranks[k]); }
-            return ms__mismatch(w);
-        }
-        bool unlike = ((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0);
-        bool differs = !unlike && s->hash != c->hash && !c->fingerprint.resumed.here;
-        if (MS_LIKELY(!unlike && !differs)) continue;
-        if (!still_holds(c, k)) k--;  // look at `ready` again
-        else if (differs) return ms__mismatch(w);
-        else *mixed = true;
-    }
-    // Other nodes wait for this node's slots, which may not have been sent yet.
-    return leads ? ms__far_ready(c) : MS_OK;
-}
-
-static ms_status agree(ms_waiter *w)
-{
-    ms_coll *c = w->c;
-    int last = -1;
-    bool mixed = false;
-    MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
-    MS_TRY(await_members(w, &last, &mixed));
-    while (MS_UNLIKELY(mixed || c->fingerprint.resumed.here)) {
-        if (c->delay > 0) pause_for(c->delay);
-        c->delay = 0;
-        bool unable = mixed && cannot_ask(c);
-        places r = mixed ? (places) { 0 } : read_places(c);
-        if (all_still_hold(c)) {
-            if (mixed) return unable ? ms__mismatch(w) : ask(w);
-            MS_TRY(resume(w, &r));
-            break;
-        }
-        MS_TRY(await_members(w, &last, &mixed));
+        // The member has advanced, either past a refused call or into a later epoch.
+        if (MS_UNLIKELY(ready != c->number)) return ready >> 32 == c->number >> 32 ? ms__mismatch(w) : abandoned(c);
+        if (MS_LIKELY(s->hash == c->hash)) continue;
+        if (still_holds(c, k)) return ms__mismatch(w);
+        k--;  // look at `ready` again
     }
     if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
-        range_here.detail = ms__trace_text("rank %d arrived last", c->g->ranks[last]);
-    return MS_OK;
+        range_here.detail = ms__trace_text("rank %d arrived last", g->ranks[last]);
+    // Other nodes wait for this node's slots, which may not have been sent yet.
+    return leads ? ms__far_ready(c) : MS_OK;
 }
 
 // Decides, once for all members on this node, whether the collective is committed (`go`) or abandoned. Returns whether
@@ -404,7 +232,7 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     int k = (int)(c->seq % RING);
-    if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
+    if (MS_UNLIKELY(ms__is_broken(g, c->epoch))) return ms__broken_fail(c);
     // Entry k of the ring of slots is free when this rank's earlier collective in it has finished and no peer reads the
     // payload of that collective.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
@@ -415,13 +243,14 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
-        // If all members had arrived, a peer may have committed already and rely on this rank. The published error then
-        // belongs to later work: this collective succeeds here too, and the next one raises the error.
+        ms__coll_failed(c, status);  // peers that see the decision find the reason
+        // If all members had arrived, a peer may have committed already and rely on this rank. The error then belongs
+        // to later work: this collective succeeds here too, and the next one raises the error.
         if (!decide(c, false)) return status;
         if (atomic_exchange(&c->raised, false)) status = MS_OK;
         else if (status != MS_EINTR) return status;
     } else if (!decide(c, true)) {
-        return abandoned(c, -1);
+        return abandoned(c);
     }
     w->committed = true;
     g->committed[k] = c->number;
@@ -456,6 +285,7 @@ ms_status ms__coll_run(ms_coll *c)
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
     ms_status status = run(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
+    if (MS_UNLIKELY(status != MS_OK)) ms__coll_failed(c, status);
     ms__wait_end(&w);
     if (c->gpu.native) ms__native_step_out(c);
     if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK && seen.members) range_here.collective = &seen;

@@ -111,7 +111,7 @@ static ms_status report(const ms_flight *f, double seconds)
     if (!list_missing(f, true, text, sizeof text) && !list_missing(f, false, text, sizeof text))
         ms__append(text, sizeof text, "this rank's GPU has not finished its part");
     ms__request_fail(f->g, f->number, &f->fingerprint, text);
-    ms__comm_publish_error(ms_error(), ms__comm_epoch(), false);
+    ms__break_by_me(f->g, ms__comm_epoch(), ms_error());
     return ms__fail_job(MS_ECOMM, -1);
 }
 
@@ -129,7 +129,8 @@ ms_status ms__flights_check(void)
     last_call = now;
     if (now - looked < 5 * MS) return MS_OK;
     looked = now;
-    if (ms__comm_is_lost(ms__comm_epoch())) return ms__comm_meet_error();
+    if (ms__comm_is_lost(first->g, ms__comm_epoch()))
+        return ms__group_whole(first->g, ROW(first->fingerprint.op)->name);
     for (int k = 0; k < first->g->n; k++)  // a peer that raised an error has printed it, and the job is ending
         if (atomic_load(&ms__world.board->rank[first->g->ranks[k]].state) == RANK_RAISED) ms__end_stay(1);
     ms__flights_land();

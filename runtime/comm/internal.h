@@ -7,15 +7,15 @@
 // places of its input and output, a small payload, and finally `ready`. The group's leader on this node copies the
 // slots of members on other nodes into their slots here, so waiting ranks read local slots only.
 //
-// A collective's `number` is (epoch << 32) + seq + 1: it increases with every collective of the group, also across
-// epochs. Messages show the lower 32 bits.
+// The epoch is the number of recoveries (comm/broken.c). A collective's `number` is (epoch << 32) + seq + 1: it
+// increases with every collective of the group, also across epochs. Messages show the lower 32 bits.
 #ifndef MS_COMM_INTERNAL_H
 #define MS_COMM_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
-#include "comm/error.h"
+#include "comm/broken.h"
 #include "comm/request.h"
 #include "base/activity.h"
 #include "comm/transport/transport.h"
@@ -32,15 +32,8 @@ enum {
     UNIT_NAME = 72,
     PART_OF = 96,
     TEXT = 2048,
-    LOST = 204,   // bytes of the text about a lost node
-    ERRORS = 16,  // number of published errors whose texts are kept
+    LOST = 204,  // bytes of the text about a lost node
 };
-
-// Parts of messages of calls that fail on every member of a group. All members' messages are equal up to MISMATCH, and
-// from LATER to CAUSE.
-#define MISMATCH ": the ranks ask for different things"
-#define LATER "after an earlier error rank "
-#define CAUSE "the error was: "
 
 // A send and its receive are one collective. OP_REFUSED stands for a call whose argument checks failed.
 enum {
@@ -58,25 +51,17 @@ enum {
     OPS
 };
 
-// A place in the script after an error: ms_dist_position with hashes instead of texts. here = 0: none.
-typedef struct {
-    uint32_t here, failed, caught, times;
-    int32_t turns, ahead;  // this rank's view of ms_group's turns and ahead
-    int32_t line[MS_MAX_NESTED], count[MS_MAX_NESTED];
-} ms_resumption;
-
 // What one rank requests. The fields that ms__fingerprint_hash reads must be equal on all members; otherwise the
 // collective fails before data moves.
 typedef struct {
     uint8_t op, dtype, reduction, pad;  // pad: 0
     int32_t root;                       // world rank, or -1
+    uint64_t refused;                   // number of calls of the group that the rank has refused in this epoch
     uint64_t count;                     // number of elements
-    uint64_t agreed;        // hash of ms_request.agreed, `native`, pieces or parts, scale, the script's shape
-    uint64_t part;          // hash of the part of the unit that is communicated; 0: the whole unit
-    int64_t step;           // number of the step of ms.steps; -1: none
-    ms_resumption resumed;  // zero unless the call follows an error
+    uint64_t agreed;  // hash of ms_request.agreed, `native`, pieces or parts, scale, the script's shape
+    uint64_t part;    // hash of the part of the unit that is communicated; 0: the whole unit
+    int64_t step;     // number of the step of ms.steps; -1: none
     char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in messages
-    bool askable;                      // the call can be repeated with the script's place in `resumed`
     uint32_t model;                    // distinguishes models whose units have equal names
     char part_of[PART_OF];             // description of the part
     uint8_t native;                    // moved between GPUs by the transport's library; used in messages
@@ -106,9 +91,9 @@ typedef struct {
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == SLOT && SLOT % 128 == 0, "slots are aligned");
 
-// DIRECT: peers can map the member's tensors. INLINE: the input is in the payload. RESUMES: the first call after an
-// error. GPU: all tensors are in memory of a GPU that peers can map; UNTRIED: not all peers have tried to map it.
-enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4, SLOT_GPU = 8, SLOT_UNTRIED = 16 };
+// DIRECT: peers can map the member's tensors. INLINE: the input is in the payload. GPU: all tensors are in memory of a
+// GPU that peers can map; UNTRIED: not all peers have tried to map it.
+enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_GPU = 4, SLOT_UNTRIED = 8 };
 
 typedef struct {  // where a part's tensor is: arena, offset in it, bytes from one member's block to the next
     uint64_t arena, at, stride;
@@ -121,12 +106,13 @@ typedef struct {              // one per member of a group
     char pad[40];
 } ms_head;
 
-typedef struct {  // the text of a group's latest mismatch, the same on every rank of this node
-    // Number of that collective. claimed: set by the rank that writes the text; written: set when the text is complete.
+typedef struct {  // whether and why a group is broken, the same on every rank of this node
+    // 1 + the epoch in which the group was broken. claimed: set by the rank that writes the text; written: set when the
+    // text is complete.
     _Atomic uint64_t claimed, written;
     char text[TEXT];
     char pad[48];
-} ms_mismatch_text;
+} ms_broken;
 
 typedef struct {               // the collective that an executor (the engine thread or a stream's worker) waits in
     _Atomic uint64_t version;  // odd while the executor waits
@@ -146,36 +132,26 @@ typedef struct {
     _Atomic uint32_t gpu_arena;
     uint64_t gpu_at;
     _Atomic int64_t lines;  // number of lines of the prompt that the rank has ended
+    // Of a rank on another node: the latest number in the group of dist.recover at which it was waiting for this node
+    _Atomic uint64_t recovers;
     struct {
         uint64_t id, bytes, inode;
         int fd;
     } arena[ARENAS];
     ms_waiting wait[MS_STREAMS];
     ms_waiting last;  // the latest collective issued; read only by reports, so an inconsistent read does no harm
-    struct ms_text {  // texts of the errors that this rank published; written before the board's entry
-        _Atomic uint64_t number;  // the number of the error; 0 while the text is written
-        // How far in the script the rank ahead of the others is. Set for two kinds of error that only the ranks behind
-        // it raise: the failure of a call that they make while they catch up, and a deadlock after an error. Zero:
-        // unknown, so all ranks raise the error.
-        ms_resumption furthest;
-        char words[TEXT];
-    } text[ERRORS];
 } ms_board_rank;
 
 typedef struct {
     uint64_t nonce;
-    _Atomic uint64_t epoch;          // number of published errors; see comm/error.c
-    _Atomic uint64_t error[ERRORS];  // the latest errors, by number: (number << 16) | rank that raised it
-    _Atomic int ending;              // 1 + the rank whose failure ends the job; 0: none
+    _Atomic int ending;  // 1 + the rank whose failure ends the job; 0: none
     // failing: a rank of this node will report why the job ends; reported: a rank has begun to report it
     atomic_bool failing, reported;
-    _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     // The latest comparison of clocks, in ns: when, and by how much rank 0's clock was ahead of this node's
     int64_t clock_at, clock_ahead;
     _Atomic int lost;      // 1 + the first rank of a node that has died or cannot be reached (comm/job/link.c); 0: none
     char lost_text[LOST];  // what to say about it; written before `lost`
-    char pad[4096 - 52 - LOST - 8 * ERRORS];
-    ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
+    _Alignas(128) ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
 } ms_board;
 
 struct ms_group {
@@ -186,20 +162,15 @@ struct ms_group {
     int leader;        // the first member on this node
     ms_slot *slots;
     ms_head *heads;
-    ms_mismatch_text *mismatch;
+    ms_broken *broken;
     size_t place, bytes;  // where the group's slots are in the control memory
     bool freed;
     // Number of holders (ms__group_hold): the group's address stays valid for them, also after dist.free_group
     int holders;
     uint64_t seq, epoch;  // number of collectives issued in `epoch`; engine thread only
-    bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
-    int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
-    // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: 1 + the member whose
-    // call comes latest in the script; 0: unknown. turns: number of attempts, since the last collective that
-    // succeeded, in which `ahead` changed or no member was behind another in the script. A member may know older values
-    // than its peers. Engine thread only.
-    int turns, ahead;
-    int in_flight;  // number of the group's queued collectives that are not retired yet; engine thread only
+    uint64_t refused;     // number of refused calls in `epoch`; engine thread only
+    uint64_t told;        // 1 + the epoch of the latest break that the script has received; engine thread only
+    int in_flight;        // number of the group's queued collectives that are not retired yet; engine thread only
     // For each entry of the ring of slots: number of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
     // For each entry of the ring: number of the latest collective that this rank has finished; the entry may then be
@@ -251,15 +222,10 @@ typedef struct ms_coll {
     ms_part *parts;    // for reduce_scatter, if the input consists of several tensors; retained
     const char *unit;  // the full name, interned; NULL: none
     ms_fingerprint fingerprint;
-    // The place in the script of a send or receive in the background: read only by checks for deadlocks
-    ms_resumption place;
     uint64_t hash;
     bool inline_;        // the input is sent in the slot's payload
     ms_tensor *keep[2];  // the request's input and output, retained
-    atomic_bool raised;  // failed because of a published error
-    bool mismatched;     // the calls differ: the collective fails on every member, so no error is published
-    bool again;          // c is issued again, because a peer's call has failed: it is to match the peer's next call
-    bool asking;         // only some members sent their places in the script: all run c again and send theirs
+    atomic_bool raised;  // failed because the group is broken
     struct ms_far *far;  // set on the leader: messages that exchange ready slots with other nodes
     ms_coll_gpu gpu;
 } ms_coll;
@@ -275,7 +241,7 @@ typedef struct {
     size_t ctl_bytes;
     ms_board *board;
     double timeout;          // in seconds
-    _Atomic uint64_t epoch;  // epoch of this rank
+    _Atomic uint64_t epoch;  // number of recoveries
     int64_t step;
 } ms_world;
 extern ms_world ms__world;
@@ -365,6 +331,7 @@ extern pthread_mutex_t ms__groups_lock;                   // protects the list o
 ms_group *ms__group_listed(double id);                    // also finds groups without this rank; NULL: no such group
 ms_group *ms__pair(int from, int to);                     // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
+extern ms_group *ms__meeting;                 // the group of all ranks in which dist.recover meets; never broken
 void ms__each_group(void (*fn)(ms_group *));  // calls fn for all groups and pairs with this rank; engine thread
 
 // ---- comm/job/arena.c: the memory of peers ----
@@ -381,10 +348,11 @@ typedef struct {
     int64_t begun, now, last, checked;
     int polls;
     bool committed;
+    bool told;       // ms__far_recovers was called
     uint64_t round;  // staged moves: the round that this rank has reached
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
-// Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
+// Yields or sleeps. From time to time checks for broken groups, dead peers, deadlocks and the timeout.
 ms_status ms__wait_poll(ms_waiter *w);
 void ms__rank_text(int rank, char *out, size_t n);  // writes what a rank does, as far as this node knows
 void ms__wait_moved(ms_waiter *w);  // to be called when a wait has succeeded: resets the waiter for the next wait
@@ -395,51 +363,26 @@ ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerpr
 void ms__group_text(const ms_group *g, char *out, size_t n);
 
 // ---- comm/job/deadlock.c ----
-ms_status ms__wait_deadlock(ms_waiter *w);  // fails, and publishes the error, if w's wait is part of a deadlock
+ms_status ms__wait_deadlock(ms_waiter *w);  // breaks the groups of a deadlock that w's wait is part of, and fails
 
-// ---- comm/error.c: errors that a script survives ----
-ms_status ms__comm_meet_error(void);  // engine thread: fails once for each published error that this rank has not met
-bool ms__comm_error_since(uint64_t epoch);  // whether an error was published that a rank in that epoch has not met
-// Engine thread: records that the script receives the error of a failed collective of that epoch, with this text (NULL:
-// the published text). The error counts as met.
-void ms__comm_reported(uint64_t epoch, const char *text);
-// Engine thread: records that the script receives text as the error of a call that fails on every member, so that no
-// error is published for it.
-void ms__comm_raised(const char *text);
-void ms__comm_raised_by_peer(const char *text);  // as ms__comm_raised, if only peers' scripts receive the error
-void ms__comm_refused(const char *text);  // as ms__comm_raised, for a call that failed this rank's own argument checks
-// Engine thread: records the place in the script of the member that is furthest ahead, when a call fails because this
-// rank's place is earlier.
-void ms__comm_behind(const ms_resumption *furthest);
-void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
-// Engine thread: counts the published errors up to `number` as met, and forgets the script's position.
-void ms__comm_settled(uint64_t number);
-// Whether a peer cannot complete what all ranks have begun: an error was published since `epoch` and the job is ending.
-// An error alone does not show that: the peer may have failed in a later call.
-bool ms__comm_is_lost(uint64_t epoch);
-const char *ms__comm_latest(void);  // engine thread: text of the latest failure that this rank has met
-// Engine thread: returns whether the next published error repeats the one passed to ms__comm_raised. If so, counts it
-// as met, so that this rank does not raise it again.
-bool ms__comm_repeated(void);
-// Engine thread: whether no collective of g that the script waits for has succeeded since the latest error. All members
-// return the same.
-bool ms__comm_unsettled(const ms_group *g);
-bool ms__comm_continues(const ms_group *g);  // whether this rank has met an error since the latest success in g
-bool ms__comm_resumes(const ms_group *g);    // engine thread: whether the next collective of g continues after an error
-// Engine thread: the position of the next collective of g; zeros if it does not continue after an error.
-ms_resumption ms__comm_resumption(const ms_group *g);
-// Records that a rank aborted a backward because of the error of that epoch.
-void ms__comm_backward_failed(uint64_t epoch);
-// Any thread: to be called when this rank alone cannot complete c, for the reason in ms_error(). Publishes the error,
-// so that the peers fail at once.
-ms_status ms__comm_lost(ms_coll *c);
-ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
-// Publishes the error of this number. Returns false if another rank has published it first. furthest: the place in the
-// script of the rank that is ahead of the others (ms_text); NULL: unknown.
-bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether c survives the next published error: only ranks whose place in the script is earlier than the
-// error's `furthest` (ms_text) raise it, and c's is not. If so, the error counts as met, and c must be run again.
-bool ms__comm_spared(const ms_coll *c);
+// ---- comm/broken.c: broken groups ----
+// Breaks g in that epoch, unless it is broken already: `text` then is the error of all its collectives. Any thread.
+void ms__break(ms_group *g, uint64_t epoch, const char *text);
+void ms__break_by_me(ms_group *g, uint64_t epoch, const char *why);  // as ms__break, by an error of this rank
+bool ms__break_here(ms_group *g, uint64_t epoch, const char *text);  // on this node only; true: was not broken
+static inline bool ms__is_broken(const ms_group *g, uint64_t epoch)
+{
+    return atomic_load_explicit(&g->broken->claimed, memory_order_acquire) > epoch;
+}
+void ms__broken_reason(const ms_group *g, uint64_t epoch, char *text);  // copies TEXT bytes: why g is broken
+ms_status ms__broken_fail(ms_coll *c);  // fails c, whose group is broken, with the reason
+// Breaks the group of c, which has failed on this rank with `status` and the text in ms_error().
+void ms__coll_failed(ms_coll *c, ms_status status);
+// Engine thread: fails if g is broken. call: its name, for the message.
+ms_status ms__group_whole(ms_group *g, const char *call);
+void ms__group_received(ms_group *g);  // engine thread: the script receives ms_error(), of a collective of g
+// Whether a collective of g that has begun cannot complete: g is broken, and the job is ending.
+bool ms__comm_is_lost(const ms_group *g, uint64_t epoch);
 
 // ---- comm/request.c ----
 enum {
@@ -466,7 +409,8 @@ typedef struct {
     int op;
     const char *name;
 } ms_coll_alias;
-extern const ms_coll_alias ms__coll_aliases[ALIASES];
+enum { RECOVER = ALIASES };  // the meeting of dist.recover
+extern const ms_coll_alias ms__coll_aliases[ALIASES + 1];
 const char *ms__request_name(const ms_fingerprint *p);  // as which the script called it
 static inline bool reduces(int op) { return ROW(op)->kind & REDUCES; }
 static inline bool on_side(ms_side side, int member, int root)
@@ -480,7 +424,8 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out);
 void ms__coll_not_inline(ms_coll *c);  // clears c->inline_: the input is not sent in the slot's payload after all
 
 // ---- comm.c: issuing ----
-ms_coll *ms__coll_new(int op);  // zeroed; NULL with the error set
+extern uint64_t ms__comm_issued;  // number of collectives that this rank has issued; engine thread only
+ms_coll *ms__coll_new(int op);    // zeroed; NULL with the error set
 void ms__coll_drop(ms_coll *c);
 // Takes ownership of c, but not of its storages. On the compute stream c is complete on return. work may be NULL.
 ms_status ms__coll_issue(ms_coll *c, ms_work **work);
@@ -495,9 +440,6 @@ ms_status ms__capture_collective(const ms_request *r, ms_work **work);
 ms_status ms__record_collective(const ms_coll *c);
 
 // ---- comm/exchange.c ----
-// The order of two ranks' places in the script: -1: a's is earlier, 1: b's is, 0: unknown. by_line: an earlier line is
-// an earlier place.
-int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line);
 ms_status ms__coll_run(ms_coll *c);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 {
@@ -514,8 +456,8 @@ static inline void ms__slot_open(ms_slot *s)
 // ---- comm/mismatch.c ----
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
-int ms__refused_by(const ms_coll *c);  // the first member whose call failed its argument checks; -1: none so far
-ms_status ms__mismatch(ms_waiter *w);  // fails, with the requests of all members that have arrived
+bool ms__is_refused(const ms_coll *c);  // whether a member has refused this call, or a later one
+ms_status ms__mismatch(ms_waiter *w);   // breaks the group with the requests of all members that have arrived
 
 // ---- comm/move.c ----
 ms_status ms__wait_round(ms_waiter *w, uint64_t round);  // waits until every member on this node has reached the round
@@ -569,7 +511,8 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
 void ms__far_end(ms_coll *c);
 
 // ---- comm/job/far_error.c: errors and waits of ranks on other nodes ----
-void ms__far_error(uint64_t number, const char *text, const ms_resumption *furthest, bool backward);
+void ms__far_break(const ms_group *g, uint64_t epoch, const char *text);  // tells the members on other nodes
+void ms__far_recovers(const ms_coll *c);  // tells missing members on other nodes that this rank waits in dist.recover
 void ms__far_poll(void);
 // Asks a rank on another node what it waits for. That rank answers only while it waits in a collective.
 void ms__far_ask(int rank);

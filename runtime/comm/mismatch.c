@@ -9,12 +9,17 @@ static const char *const reductions[] = { "sum", "avg", "max", "min", "prod" };
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
 {
     snprintf(out, n, "%s", ms__request_name(p));
+    if (p->alias == RECOVER) {
+        if (p->site[0]) ms__append(out, n, ", at %s", p->site);
+        return;
+    }
     if (p->op != OP_BARRIER) ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
     if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
     if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
     else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);
     if (p->unit[0]) ms__append(out, n, ", unit '%s'", p->unit);
     if (p->part_of[0]) ms__append(out, n, ", %s", p->part_of);
+    if (p->refused) ms__append(out, n, ", after %llu refused calls", (unsigned long long)p->refused);
     if (p->step >= 0) ms__append(out, n, ", step %lld", (long long)p->step);
     if (p->site[0]) ms__append(out, n, ", at %s", p->site);
 }
@@ -48,34 +53,55 @@ static bool same_request(const ms_slot *a, const ms_slot *b)
     return a->hash == b->hash && strncmp(a->fingerprint.site, b->fingerprint.site, SITE) == 0;
 }
 
-int ms__refused_by(const ms_coll *c)
+bool ms__is_refused(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {
         const ms_slot *s = slot_of(c->g, k, c->seq);
-        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->number && s->fingerprint.op == OP_REFUSED)
-            return k;
+        uint64_t ready = atomic_load_explicit(&s->ready, memory_order_acquire);
+        if (ready >= c->number && s->fingerprint.op == OP_REFUSED) return true;
     }
-    return -1;
+    return false;
+}
+
+// The slot of a call that a member has refused but another has made: c, an earlier one, or a later one of a member that
+// has left c. NULL: there is none.
+static const ms_slot *find_refusal(const ms_coll *c)
+{
+    const ms_group *g = c->g;
+    for (int k = 0; k < g->n; k++)
+        for (uint64_t i = 0; i < RING; i++) {
+            const ms_slot *s = slot_of(g, k, i);
+            uint64_t number = atomic_load(&s->ready);
+            if (s->fingerprint.op != OP_REFUSED || number >> 32 != c->number >> 32) continue;
+            if (number == c->number || atomic_load(&slot_of(g, k, c->seq)->ready) > c->number) return s;
+            for (int j = 0; j < g->n; j++) {
+                const ms_slot *o = slot_of(g, j, i);
+                if (atomic_load(&o->ready) == number && o->fingerprint.op != OP_REFUSED) return s;
+            }
+        }
+    return NULL;
 }
 
 // Lists the requests of the members that have arrived, equal ones from the same line once. If a call was refused, gives
-// only its error.
+// only its error; its fingerprint's root is the rank that failed, -1 if the error says which.
 static void describe_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
     char what[400];
-    int refused = ms__refused_by(c);
-    if (refused >= 0) {
-        snprintf(text, size, "rank %d failed: %.*s", g->ranks[refused], PAYLOAD, slot_of(g, refused, c->seq)->payload);
+    const ms_slot *s = find_refusal(c);
+    if (s) {
+        text[0] = 0;
+        if (s->fingerprint.root >= 0) snprintf(text, size, "rank %d failed: ", s->fingerprint.root);
+        ms__append(text, size, "%.*s", PAYLOAD, s->payload);
         return;
     }
     ms__group_text(g, what, sizeof what);
-    snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->number, what);
+    snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->number, what);
     bool listed[1024] = { false }, models = false, parts = false, shapes = false, natives = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
     // Find out whether requests that look equal differ in model, part or shape, or in whether NCCL moves the tensors.
     for (int k = 0; k < g->n && k < 1024; k++) {
-        const ms_slot *s = slot_of(g, k, c->seq);
+        s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->number || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         natives |= s->fingerprint.op == mine->op && s->fingerprint.native != mine->native;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
@@ -83,7 +109,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         parts |= mine->unit[0] && s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
     }
     for (int k = 0; k < g->n && k < 1024; k++) {
-        ms_slot *s = slot_of(g, k, c->seq);
+        s = slot_of(g, k, c->seq);
         uint64_t ready = atomic_load(&s->ready);
         if (listed[k] || ready < c->number) continue;
         if (ready > c->number) {
@@ -118,15 +144,12 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
             "one backward");
 }
 
-// Fails with the message of describe_requests. The first rank to finish waiting writes it and the others copy it, so
-// that all ranks of the node raise the same message.
 ms_status ms__mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
-    c->mismatched = true;
     // Unless a call was refused, the message also lists members that arrive within 20 ms.
-    int64_t until = ms__now_ns() + (ms__refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
+    int64_t until = ms__now_ns() + (find_refusal(c) ? 0 : 20 * 1000 * 1000);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
         if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->number) k++;
         else {
@@ -136,24 +159,10 @@ ms_status ms__mismatch(ms_waiter *w)
     }
     // Sends the requests of this node's members to other nodes, which list them in their messages.
     if (g->far && g->me == g->leader) ms__far_ready(c);
-    ms_mismatch_text *b = g->mismatch;
     char text[TEXT];
-    uint64_t was = atomic_load(&b->claimed);
-    while (was < c->number)
-        if (atomic_compare_exchange_weak(&b->claimed, &was, c->number)) {
-            atomic_thread_fence(memory_order_release);  // a reader that sees words of the new text also sees the claim
-            describe_requests(c, b->text, sizeof b->text);
-            memcpy(text, b->text, sizeof text);
-            atomic_store(&b->written, c->number);
-            return ms__fail(MS_ECOMM, "%s", text);
-        }
-    until = ms__now_ns() + (int64_t)1e9;
-    while (atomic_load(&b->written) < c->number && ms__now_ns() < until) sched_yield();
-    bool taken = atomic_load(&b->written) == c->number;
-    memcpy(text, b->text, sizeof text);
-    atomic_thread_fence(memory_order_acquire);
-    // The copy is not this collective's text if the rank that holds the claim was killed, or if a later mismatch has
-    // replaced the text.
-    if (!taken || atomic_load(&b->claimed) != c->number) describe_requests(c, text, sizeof text);
-    return ms__fail(MS_ECOMM, "%s", text);
+    if (!ms__is_broken(g, c->epoch)) {
+        describe_requests(c, text, sizeof text);
+        ms__break(g, c->epoch, text);
+    }
+    return ms__broken_fail(c);
 }

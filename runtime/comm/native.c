@@ -85,13 +85,14 @@ ms_status ms__native_open(const ms_launch *launch)
 
 enum { EXPLAINED = 300 * 1000000 };  // time in ns that the rank that caused a failure has to report it
 
-// Waits until a call on p, which has returned r, has been carried out. what: for messages.
-static ms_status complete(ms_gpu_group *p, ms_gpu_result r, const char *what, char *text, size_t n)
+// Waits until a call on p, which has returned r, has been carried out. g: the group that an error breaks; what: for
+// messages.
+static ms_status complete(ms_group *g, ms_gpu_group *p, ms_gpu_result r, const char *what, char *text, size_t n)
 {
     int64_t since = ms__now_ns(), lost = since;
     uint64_t epoch = ms__comm_epoch();
     while (r == MS_GPU_BUSY || (r == MS_GPU_PEER && ms__now_ns() - lost < EXPLAINED)) {
-        if (ms__comm_is_lost(epoch)) return ms__comm_meet_error();
+        if (ms__comm_is_lost(g, epoch)) return ms__group_whole(g, what);
         MS_TRY(ms__check_interrupt());
         double waited = (double)(ms__now_ns() - since) * 1e-9;
         if (r == MS_GPU_BUSY && waited > ms__world.timeout) {
@@ -104,7 +105,7 @@ static ms_status complete(ms_gpu_group *p, ms_gpu_result r, const char *what, ch
     }
     if (r == MS_GPU_DONE) return MS_OK;
     ms__fail(MS_ECOMM, "%s: %s", what, text);
-    ms__comm_publish_error(ms_error(), epoch, false);
+    ms__break_by_me(g, epoch, ms_error());
     return ms__fail_job(MS_ECOMM, -1);
 }
 
@@ -131,7 +132,7 @@ ms_status ms__native_start(ms_group *world)
     if (st == MS_OK) {
         char text[1000] = "";
         ms_gpu_result r = library()->join(&world->gpu, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
-        st = complete(world->gpu, r, "dist.init", text, sizeof text);
+        st = complete(world, world->gpu, r, "dist.init", text, sizeof text);
     }
     free(all);
     return st;
@@ -147,7 +148,7 @@ ms_status ms__native_split(ms_group *g)
     }
     char text[1000] = "";
     ms_gpu_result r = library()->split(&part, whole, g->me, text, sizeof text);
-    MS_TRY(complete(part, r, "dist.new_group", text, sizeof text));
+    MS_TRY(complete(ms__group_world(), part, r, "dist.new_group", text, sizeof text));
     if (g->me >= 0) g->gpu = part;
     else library()->drop(part);
     return MS_OK;
@@ -159,7 +160,7 @@ ms_status ms__native_leave(ms_group *g)
     char text[1000] = "";
     if (!p) return MS_OK;
     g->gpu = NULL;
-    MS_TRY(complete(p, library()->leave(p, text, sizeof text), "dist.free_group", text, sizeof text));
+    MS_TRY(complete(g, p, library()->leave(p, text, sizeof text), "dist.free_group", text, sizeof text));
     library()->drop(p);
     return MS_OK;
 }
@@ -331,7 +332,8 @@ static ms_status fail(ms_waiter *w, const char *why)
     char text[1000];
     snprintf(text, sizeof text, "%s", why);
     ms__coll_fail(c, text);
-    ms__comm_lost(c);
+    ms__coll_failed(c, MS_ECOMM);
+    if (ms__is_broken(c->g, c->epoch)) (void)ms__broken_fail(c);  // this rank, too, raises the text that names it
     library()->abort(c->g->gpu);
     return ms__fail_job(MS_ECOMM, -1);
 }
@@ -350,7 +352,7 @@ static ms_status pause_in(ms_waiter *w)
     ms_coll *c = w->c;
     tell_reached(c);
     ms_status st = ms__wait_poll(w);
-    if (st == MS_OK && MS_UNLIKELY(ms__comm_is_lost(c->epoch))) st = ms__comm_raise(c);
+    if (st == MS_OK && MS_UNLIKELY(ms__comm_is_lost(c->g, c->epoch))) st = ms__broken_fail(c);
     if (st != MS_OK) library()->abort(c->g->gpu);
     return st;
 }

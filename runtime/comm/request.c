@@ -24,10 +24,11 @@ const ms_coll_row ms__coll_rows[OPS] = {
     [OP_REFUSED] = { "refused", IN_PAYLOAD, NO_RANK, NO_RANK, MS_STREAM_COMPUTE },
 };
 
-const ms_coll_alias ms__coll_aliases[ALIASES] = {
+const ms_coll_alias ms__coll_aliases[ALIASES + 1] = {
     [MS_DIST_ALL_GATHER_INTO_TENSOR - MS_DIST_RECV] = { OP_ALL_GATHER, "all_gather_into_tensor" },
     [MS_DIST_REDUCE_SCATTER_TENSOR - MS_DIST_RECV] = { OP_REDUCE_SCATTER, "reduce_scatter_tensor" },
     [MS_DIST_ALL_TO_ALL_SINGLE - MS_DIST_RECV] = { OP_ALL_TO_ALL, "all_to_all_single" },
+    [RECOVER] = { OP_ALL_REDUCE, "dist.recover" },
 };
 
 const char *ms__request_name(const ms_fingerprint *p)
@@ -226,16 +227,10 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     c->stream = r->stream;
     c->root = root;
     c->fingerprint.op = c->op;
-    if (r->stream == MS_STREAM_COMPUTE) {
-        c->fingerprint.resumed = ms__comm_resumption(r->group);
-        c->fingerprint.askable = r->by_script || r->op == OP_BARRIER;
-    } else if (r->op == OP_SEND_RECV) {
-        c->place = ms__comm_resumption(r->group);
-    }
     c->fingerprint.dtype = (uint8_t)c->reducer.dtype;
     c->fingerprint.reduction = (uint8_t)c->reducer.reduction;
     c->fingerprint.agreed = r->agreed;
-    c->fingerprint.root = root < 0 ? -1 : r->group->ranks[root];
+    c->fingerprint.root = c->op == OP_REFUSED ? r->root : root < 0 ? -1 : r->group->ranks[root];
     uint64_t scale;
     memcpy(&scale, &c->reducer.scale, sizeof scale);
     if (row->kind & REDUCES) agree_on(c, scale);

@@ -52,7 +52,7 @@ typedef struct {
     ms_reduction reduction;
     double scale;  // multiplies the result of a reduction before it is rounded; 0: no scale
     ms_stream_kind stream;
-    int root;             // world rank
+    int root;             // world rank; of a refused call: the rank that failed, -1: `refusal` says which
     ms_tensor *in, *out;  // contiguous, of one dtype; all-reduce, broadcast and reduce use only out
     // All-gather: copies pieces of one storage into another, as one collective.
     ms_storage *from, *to;
@@ -65,7 +65,7 @@ typedef struct {
     bool narrow;          // reduction: a library may add half types in their own dtype, which the script has chosen
     bool by_script;       // set for calls of scripts: the ranks also compare shapes
     uint64_t agreed;      // a value that must be equal on all ranks
-    const char *refusal;  // set for a call whose argument checks failed: the text of the error
+    const char *refusal;  // set for a refused call: the text of the error
     ms_label label;
 } ms_request;
 

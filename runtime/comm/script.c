@@ -187,11 +187,8 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .root = d->root,
                      .by_script = true,
                      .label = { .site = d->site, .alias = alias } };
-    // Sends have their own stream: a receive does not wait until the peer has received this rank's earlier send. Unless
-    // it is a send or receive, the first call after an error is complete on return, because it may fail or wait for a
-    // peer's next call.
-    if (d->async && r.op != OP_BARRIER && (p2p || !ms__comm_resumes(g)))
-        r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
+    // Sends have their own stream: a receive does not wait until the peer has received this rank's earlier send.
+    if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
     ms_status status = r.op == OP_BARRIER ? MS_OK : prepare(d, name, &o, &r);
@@ -207,53 +204,6 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (status == MS_OK && o.result) status = ms__copy(o.result, o.out);
     operands_drop(&o);
     return status;
-}
-
-// ---- refused calls --------------------------------------------------------------------------------
-
-// A refused call uses the number that it would have had in its group, so only the peers' calls with that number fail:
-// other groups and collectives in flight continue. A published error would make the work of every rank of the world
-// fail.
-void ms_dist_refused(double group, const char *text, const char *site, double since)
-{
-    if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || ms__state.dist_failures != (int32_t)since)
-        return;  // a peer's error has already made this work fail
-    uint64_t epoch = ms__comm_epoch();
-    ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
-    if (!g || g->me < 0 || g->n == 1) return;
-    ms_request r = { .group = g, .op = OP_REFUSED, .refusal = text, .label = { .site = site } };
-    if (ms__comm_error_since(epoch) || ms__collective(&r, NULL) != MS_OK) ms__comm_publish_error(text, epoch, false);
-    else ms__comm_refused(text);
-}
-
-// ---- after an error -------------------------------------------------------------------------------
-
-static const ms_group *reaped(double group)
-{
-    const ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
-    if (!g || g->me < 0) return NULL;
-    ms__stream_reap();  // a collective in the background may have failed
-    return g;
-}
-int ms_dist_unsettled(double group)
-{
-    const ms_group *g = reaped(group);
-    return g && ms__comm_unsettled(g);
-}
-int ms_dist_continues(double group)
-{
-    const ms_group *g = reaped(group);
-    return g && ms__comm_continues(g);
-}
-
-ms_status ms_dist_realign(double group, const char *site)
-{
-    ms_group *g = ms__group_by_id(group);
-    if (!g) return MS_EINVAL;
-    return ms__collective(&(ms_request) { .group = g,
-                                          .op = OP_BARRIER,
-                                          .label = { .site = site, .unit = "a forward after an error" } },
-                          NULL);
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------

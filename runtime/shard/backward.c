@@ -257,8 +257,7 @@ static const ms_run_owner owner = { .pre_backward = pre_backward,
                                     .gradient_fits = gradient_fits,
                                     .accumulate = accumulate,
                                     .final = final,
-                                    .epoch = ms__comm_epoch,
-                                    .failed = ms__comm_publish_error,
+                                    .failed = ms__comm_failed,
                                     .expects_backward = expects_backward,
                                     .abort = aborted };
 

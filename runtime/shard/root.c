@@ -63,8 +63,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     c->root = root;
     c->n = n;
     c->is_last_backward = true;
-    c->epoch = ms__comm_epoch();
-    c->failed_backward = ms__comm_failed_backward();
+    c->failures = ms__comm_failures();
     c->next = contexts;
     contexts = c;
     for (int k = 0; k < n; k++) {
@@ -169,12 +168,10 @@ void ms__unit_after_errors(unit *u)
 {
     context *c = u->context;
     if (!c) return;
-    if (MS_UNLIKELY(c->failed_backward != ms__comm_failed_backward())) {
-        c->failed_backward = ms__comm_failed_backward();
-        ms__unit_drop_pending(c);
-    }
-    if (MS_LIKELY(c->epoch == ms__comm_epoch())) return;
-    c->epoch = ms__comm_epoch();
+    ms_failures now = ms__comm_failures();
+    if (MS_LIKELY(c->failures.work == now.work)) return;
+    if (c->failures.backwards != now.backwards) ms__unit_drop_pending(c);
+    c->failures = now;
     for (int k = 0; k < c->n; k++) {
         if (!ms__unit_idle(c->units[k])) continue;
         ms__unit_shard(c->units[k]);

@@ -25,11 +25,10 @@ typedef struct context {
     unit **entered, **last;
     int n_entered, cap_entered, n_last, cap_last;
     bool is_last_backward;
-    int64_t backwards;  // number of backwards completed
-    bool in_backward;   // a backward that uses these units has begun and not ended
-    // Values from comm/error.h at the time when the ranks last had equal state (ms__unit_after_errors).
-    uint64_t epoch, failed_backward;
-    reduction reducing;  // the reduction in flight
+    int64_t backwards;     // number of backwards completed
+    bool in_backward;      // a backward that uses these units has begun and not ended
+    ms_failures failures;  // when the ranks last had equal state (ms__unit_after_errors)
+    reduction reducing;    // the reduction in flight
     struct context *next;
 } context;
 

@@ -11,7 +11,7 @@
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
-#include "comm/error.h"
+#include "comm/broken.h"
 #include "comm/request.h"
 #include "autograd/graph.h"
 #include "base/trace.h"

@@ -3,7 +3,7 @@
 #include "autograd/captured.h"
 #include "base/activity.h"
 #include "base/trace.h"
-#include "comm/error.h"
+#include "comm/broken.h"
 #include "ops/captured.h"
 #include "ops/queued.h"
 #include "train/scaler.h"
@@ -177,10 +177,9 @@ ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
         return ms__capture_refuse("another step runs inside it; steps cannot be captured inside each other");
     if (MS_UNLIKELY(ms__state.run_depth))
         return ms__fail(MS_ESTATE, "captured step: it cannot run inside a backward or its hooks");
-    uint64_t epoch = ms__comm_epoch();
     ms_status st = repeat(c, n, in, out);
     // Peers may wait for this rank in the step's collectives, so they must learn of the failure.
-    if (MS_UNLIKELY(st != MS_OK && c->sends)) ms__comm_publish_error(ms_error(), epoch, true);
+    if (MS_UNLIKELY(st != MS_OK && c->sends)) ms__comm_failed(ms_error(), true);
     return st;
 }
 

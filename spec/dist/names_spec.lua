@@ -54,9 +54,11 @@ for world = 1, 4 do
             if rank == 0 then call(name, 2) else dist.all_reduce(ms.ones(2)) end
           end)
           assert.matches("rank 0: " .. name .. " of %d+ float32", why)
+          dist.recover()
           why = message(function() call(name, rank == 0 and 2 or 3) end)
           assert.matches("rank 0: " .. name .. " of %d+ float32", why)
           assert.is_nil(why:find(plain .. " of", 1, true))
+          dist.recover()
         end
         call(rank == 0 and name or plain, 2)            -- the two names are one collective
         dist[name](ms.zeros(outs), ms.ones(ins), { async = true }):wait()

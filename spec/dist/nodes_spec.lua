@@ -93,7 +93,7 @@ describe("two nodes that share a network only", function()
         local t0 = ms.time()
         local ok, message = pcall(function() net(ms.ones(2, 4)) ms.dist.barrier() end)
         local seconds = ms.time() - t0
-        for _ = 1, 3 do if pcall(ms.dist.barrier) then break end end
+        ms.dist.recover()
         local t = ms.ones(3) * rank
         ms.dist.all_reduce(t)
         io.write(("%%d:%%s %%s %%g %%s\n"):format(rank, ok, seconds < 10, t:sum():item(), (tostring(message):gsub("\n.*", ""))))
@@ -111,6 +111,7 @@ describe("two nodes that share a network only", function()
       local ms = require "moonshard"
       local rank = ms.dist.rank()
       local ok, message = pcall(ms.dist.all_reduce, ms.ones(rank == 0 and 3 or 4000))
+      ms.dist.recover()
       local t = ms.ones(5)
       ms.dist.all_reduce(t)
       io.write(("%d:%s %g %s\n"):format(rank, ok, t:sum():item(), (message:gsub("\n.*", ""))))

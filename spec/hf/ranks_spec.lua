@@ -137,6 +137,7 @@ for _, world in ipairs { 1, 2, 4 } do
       ok, err = pcall(ms.hf.save, model, "/nowhere/at/all")
       assert.is_false(ok)
       assert.is_truthy(err:find("/nowhere/at/all", 1, true), err)
+      dist.recover()
       dist.barrier()
       if rank == 0 then process.remove_folder(folder) end
     end)

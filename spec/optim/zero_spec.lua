@@ -240,6 +240,7 @@ for world = 1, 4 do
           average(m)
           if rank == step % world then error("the data ended", 0) end
         end))
+        require "moonshard".dist.recover()
         same(plain, m, "after the error: ")
         train(plain, a, m, b, rank, step, step)
       end

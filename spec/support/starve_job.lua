@@ -113,30 +113,11 @@ if mode == "fork" then
   os.exit(0)
 end
 
--- Waits until all ranks have reached this point, although each may get an error at a different collective. Returns a
--- message on a rank that is late: while it waited, it got the error of the next attempt, which its peers have already
--- begun.
-local function meet(place)
-  local message
-  for _ = 1, 8 do
-    local ok, places = pcall(ms.dist.all_gather_object, place)
-    if ok then
-      local first, last = math.min(unpack(places)), math.max(unpack(places))
-      if first == last then return end
-      if place < last then return message end
-    else
-      message = tostring(places):match "^[^\n]*"
-    end
-  end
-  error("the ranks did not reach the same attempt in 8 tries: " .. tostring(message))
-end
-
 local want = starved.bits(run(ms, rank, fresh(0), world))
 local n, step, more = mode == "once" and number or 1, number, true
 while more do
-  local outcome, message, seconds, hit = "error", meet(2 * n), 0, true
-  if not message then outcome, message, seconds, hit = attempt(n, rank == which, want, fresh(n)) end
-  meet(2 * n + 1)
+  local outcome, message, seconds, hit = attempt(n, rank == which, want, fresh(n))
+  ms.dist.recover()
   if outcome == "error" then
     -- An error outside of forward and backward may not reach the peers. They then see that the culprit calls another
     -- collective than they do.

@@ -220,6 +220,8 @@ for k = job.first, #job.tests do
   if not line.ok then me.failed = k end
   me.done = k
   agree(k)
+  local moonshard = package.loaded.moonshard
+  if moonshard and package.loaded["moonshard.dist"] and moonshard.dist.is_initialized() then moonshard.dist.recover() end
 end
 current = 0
 if target then

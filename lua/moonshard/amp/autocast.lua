@@ -17,7 +17,6 @@ local dtypes = require "moonshard.core.dtypes"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 
 local lib, state = engine.lib, engine.state
@@ -101,6 +100,6 @@ local function custom_bwd(backward)
 end
 
 return {
-  autocast = position.calls_once(autocast), is_autocast_enabled = is_autocast_enabled, custom_fwd = custom_fwd,
+  autocast = autocast, is_autocast_enabled = is_autocast_enabled, custom_fwd = custom_fwd,
   custom_bwd = custom_bwd,
 }

@@ -380,8 +380,8 @@ local function record_of(self, optimizer)
   return record
 end
 
--- Whether other ranks make this call, too. They wait for its result, so its errors are published. Unreduced gradients
--- are refused here, before the call and without publishing, because every rank detects them by itself.
+-- Whether other ranks make this call, too. They wait for its result, so they must learn of its errors. Unreduced
+-- gradients are refused here, before the call, because every rank detects them by itself.
 local function has_peers(self, optimizer)
   if type(optimizer) ~= "table" or not optimizer.param_groups then return false end
   if not (self._sums_over_ranks and dist.world_size(self._group) > 1) and #sharding_groups(optimizer) == 0 then

@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The search for the first value that is nan or inf (runtime/ops/anomaly.c, runtime/autograd/anomaly.c).
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 
 local M = {}
@@ -44,6 +43,5 @@ function M.set_detect_anomaly(on, given)
   return switch(not on and OFF or o.inf and ALL or NANS) ~= OFF
 end
 
-position.calls_once(M.detect_anomaly)
 
 return M

@@ -8,7 +8,6 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 local Instance = require "moonshard.tensor.class".Instance
 local create = require "moonshard.tensor.create"
@@ -410,9 +409,6 @@ function M.enable_grad(fn, ...)
   opts.expect(fn, opts.fn, "enable_grad: argument")
   return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
 end
-position.calls_once(M.no_grad)
-position.calls_once(M.inference_mode)
-position.calls_once(M.enable_grad)
 
 --- Whether operations record a graph now.
 ---@return boolean

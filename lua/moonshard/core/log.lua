@@ -3,7 +3,6 @@
 local context = require "moonshard.core.context"
 local launcher = require "moonshard.core.launcher"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 
 local M = {}
 
@@ -105,6 +104,5 @@ function M.catch_warnings(fn, ...)
   now.warnings = list
   return finish(before, list, pcall(fn, ...))
 end
-position.calls_once(M.catch_warnings)
 
 return M

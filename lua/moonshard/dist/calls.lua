@@ -1,14 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Calls that several ranks make together. If such a call fails on one rank, its peers would wait forever, and a script
---- that survives the error would match later collectives wrongly. The error therefore makes the peers' calls fail, too.
+--- Calls that several ranks make together. If such a call fails on one rank, it still takes its number in its groups,
+--- so that the peers' calls fail, too, instead of waiting forever or meeting a later call of this rank.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local launcher = require "moonshard.core.launcher"
 local opts = require "moonshard.core.opts"
 local places = require "moonshard.core.places"
-local resume = require "moonshard.dist.resume"
 
-local ended, succeeded = resume.ended, resume.succeeded
 local lib, state = engine.lib, engine.state
 local getinfo = debug.getinfo
 local getmetatable, type, pcall, error, tostring = getmetatable, type, pcall, error, tostring
@@ -35,7 +33,7 @@ function M.join(backend, timeout)
   if lib.ms_dist_init(backend, timeout) ~= 0 then errors.fail() end
 end
 
---- Joins the job if this rank has not joined yet. An error before a rank has joined cannot be published.
+--- Joins the job if this rank has not joined yet.
 function M.ensure()
   if state.dist_failures < 0 then M.join(nil, 0) end
 end
@@ -68,39 +66,13 @@ local function intended(a, b, c)
   return getmetatable(g) == Group and g.id or 0
 end
 
-local calling                                           -- the function inside the wrapper that was called last
-local call_again
-
 local function finish_one(since, find, a, b, c, ok, ...)
   if ok then
     places.mark()
-    ended(true)
-    succeeded()
     return ...
   end
-  if lib.ms_dist_asked() ~= 0 then return call_again(since, find, a, b, c) end
-  -- ms_dist_refused does nothing if the call failed on every member.
   lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
-  ended(true)
-  resume.failed_at(resume.place(a, b, c))
   error((...), 0)
-end
-
--- Calls the function again, with the script's position, after it failed because a peer continues after an error that
--- this rank has not met. Not compiled: with the call in finish_one itself, one run in 20 of LuaJIT 2.1.0-beta3 crashed
--- in compiled code.
-function call_again(since, find, a, b, c)
-  resume.before(true, a, b, c)
-  return finish_one(since, find, a, b, c, pcall(calling, a, b, c))
-end
-jit.off(call_again)
-
--- Called before one collective. After an earlier failure it tells the engine where in the script this call is, so that
--- the ranks' calls are matched again. Returns the number of failed collectives so far.
-local function begin_one(find, a, b, c)
-  local failures = state.dist_failures
-  if failures > 0 and lib.ms_dist_continues(find(a, b, c)) ~= 0 then resume.before(true, a, b, c) end
-  return failures
 end
 
 -- The script's line that called the wrapper that calls this function. A lookup takes microseconds, so lines are cached
@@ -135,8 +107,7 @@ function M.one(fn, find)
     ensure()
     -- Here and not in fn: LuaJIT cannot compile a function that pcall runs and that calls debug.getinfo.
     M.site = call_site()
-    calling = fn
-    return finish_one(begin_one(find, a, b, c), find, a, b, c, pcall(fn, a, b, c))
+    return finish_one(state.dist_failures, find, a, b, c, pcall(fn, a, b, c))
   end, fn)
 end
 
@@ -149,43 +120,35 @@ local function has_peers(a, b, c, d)
   return lib.ms_dist_rank(g.id) >= 0 and lib.ms_dist_size(g.id) > 1
 end
 
-local function finish(since, concerns, a, b, c, d, ok, ...)
-  ended(false)
+local function finish(concerns, a, b, c, d, ok, ...)
   if ok then
     places.mark()
-    succeeded()
     return ...
   end
-  if concerns(a, b, c, d) then
-    lib.ms_dist_publish_error(tostring((...)), since)
-    resume.failed()
-  end
+  if concerns(a, b, c, d) then lib.ms_dist_failed(tostring((...))) end
   error((...), 0)
 end
 
-local function finish_apart(since, concerns, a, ok, ...)
+local function finish_apart(concerns, a, ok, ...)
   if ok then return ... end
-  if concerns(a) then
-    lib.ms_dist_publish_error(tostring((...)), since)
-    resume.failed()
-  end
+  if concerns(a) then lib.ms_dist_failed(tostring((...))) end
   error((...), 0)
 end
 
 --- Wraps fn(a, b), which issues no collective but changes state that ranks share, such as sharded parameters. If it
---- fails on some ranks only, this state is no longer consistent, so its error is published.
+--- fails on some ranks only, this state is no longer consistent, so its peers must not go on.
 ---@param fn function
 ---@param concerns fun(a: any): boolean  whether peers make the call, too
 ---@return function
 function M.apart(fn, concerns)
   return standing_for(function(a, b)
     if state.dist_failures < 0 then return fn(a, b) end       -- this rank has not joined a job
-    return finish_apart(lib.ms_dist_errors(), concerns, a, pcall(fn, a, b))
+    return finish_apart(concerns, a, pcall(fn, a, b))
   end, fn)
 end
 
---- Wraps fn, which may issue any number of collectives in any groups: its errors are published to the world. fn has at
---- most five arguments. concerns(a, b, c, d): whether peers make the call, too (default: unless the arguments contain a
+--- Wraps fn, which may issue any number of collectives in any groups: its errors fail the
+--- peers' calls in all groups. fn has at most five arguments. concerns(a, b, c, d): whether peers make the call, too (default: unless the arguments contain a
 --- group that has no other ranks or lacks this rank).
 ---@param fn function
 ---@param concerns? fun(...): boolean
@@ -194,8 +157,7 @@ function M.several(fn, concerns)
   concerns = concerns or has_peers
   return standing_for(function(a, b, c, d, e)
     ensure()
-    if state.dist_failures > 0 then resume.before(false) end
-    return finish(lib.ms_dist_errors(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
+    return finish(concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
   end, fn)
 end
 

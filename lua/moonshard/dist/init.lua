@@ -9,7 +9,6 @@ local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.core.dtypes"
 local calls = require "moonshard.dist.calls"
-local resume = require "moonshard.dist.resume"
 local context = require "moonshard.core.context"
 local mesh = require "moonshard.dist.mesh"
 local object = require "moonshard.dist.object"
@@ -160,6 +159,15 @@ end
 
 opts.fix(dist, { "new_group", "free_group" }, "dist.")
 
+--- Makes broken groups whole again. An error in a collective, or a call refused on some ranks only, breaks its group:
+--- this and every later collective of the group fails on all members, until all ranks of the world have called this
+--- function. Collectives in the background end then; gradients and state that a failed step has left are for the script
+--- to clear.
+function dist.recover()
+  ensure()
+  if lib.ms_dist_recover(user_line(2), 1) ~= 0 then fail() end
+end
+
 -- ---- works --------------------------------------------------------------------------------------
 
 --- A collective that may still be running.
@@ -172,10 +180,7 @@ Work.__name = "Work"
 --- Raises the collective's error, if it has failed.
 function Work:wait()
   local w = self.work
-  if w ~= nil and lib.ms_work_wait(w) ~= 0 then
-    resume.async_failed(self.site)
-    fail()
-  end
+  if w ~= nil and lib.ms_work_wait(w) ~= 0 then fail() end
 end
 
 --- Whether the collective is complete or, for tensors on GPUs, has been waited for. Does not wait.

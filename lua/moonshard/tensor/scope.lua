@@ -5,7 +5,6 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 
 local lib, state, ffi = engine.lib, engine.state, engine.ffi
@@ -127,7 +126,6 @@ function M.scope(fn, ...)
   tensor.record_first()
   return finish(open_scope "ms.scope", pcall(fn, ...))
 end
-position.calls_once(M.scope)
 
 --- Takes all tensors in x out of their scopes, as t:keep() does for one: they live until release() or the collector.
 --- `best = ms.keep(ms.deepcopy(model:state_dict()))` keeps a copy of the weights beyond a step. Errors: a module or
@@ -203,7 +201,6 @@ local function next_step(loop, step)
   if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare their steps in collectives
   return step + 1
 end
-position.counts(next_step)
 
 -- Steps of `ms.steps(n, fn)` are profiler ranges, like those of the iterator; if loops are nested, only steps of the
 -- outermost loop are ranges.
@@ -252,8 +249,6 @@ function M.steps(n, given, fn)
   list[#list + 1] = loop
   return next_step, loop, o.from - 1
 end
-
-position.counts_in(M.steps)
 
 --- An iterator whose iterations are scopes, as those of M.steps: each begins with begin(), whose results are the loop's
 --- values. If the first of them is nil, the loop ends. Errors name the scope loader:epoch.

@@ -5,7 +5,6 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
 
@@ -154,7 +153,6 @@ function M.with_device(device, fn, ...)
   now.device = dtypes.present_device(device, "with_device")
   return finish(before_it, pcall(fn, ...))
 end
-position.calls_once(M.with_device)
 
 local stats = engine.ffi.new "ms_memory"
 local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "peak_scratch", "live_tensors",

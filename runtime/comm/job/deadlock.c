@@ -23,9 +23,8 @@ static int successors(int node, uint64_t *version, int *out)
     uint64_t number = b->number;
     atomic_thread_fence(memory_order_acquire);  // otherwise the fields may be read after the version
     if (atomic_load(&b->version) != *version) return 0;
-    if (ms__comm_error_since(number >> 32)) return 0;  // a published error will end this wait
     ms_group *g = ms__group_listed(id);
-    if (!g) return 0;
+    if (!g || ms__is_broken(g, number >> 32)) return 0;  // the wait in a broken group will end
     int n = 0;
     uint64_t seq = (number & 0xffffffff) - 1;
     // A rank that has not filled its own slot still waits for an earlier collective of its own to leave that slot. The
@@ -64,24 +63,35 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     return found;
 }
 
-// The latest place in the script among the ranks of a cycle; only ranks at earlier places have to fail. NULL if no
-// rank is known to be behind another, or if a place is unknown.
-static const ms_resumption *furthest_of(const visit *path, int begin, int n)
+// Breaks the groups of a cycle of n waits. Peers may have found another cycle through the same groups: all give every
+// group the text of the group with the lowest id.
+static void break_cycle(const visit *cycle, int n)
 {
-    const ms_resumption *furthest = NULL;
-    bool some_behind = false;
-    for (int i = begin; i < n; i++) {
-        int rank = path[i].node / MS_STREAMS;
-        const ms_resumption *r = &ms__world.board->rank[rank].wait[path[i].node % MS_STREAMS].fingerprint.resumed;
-        if (!r->here) return NULL;
-        int order = furthest ? ms__compare_places(furthest, r, true) : 0;
-        some_behind |= order != 0;
-        if (!furthest || order < 0) furthest = r;
+    char text[TEXT] = "deadlock: ", what[400], group[200];
+    ms_group *first = NULL;
+    uint64_t epoch = 0;
+    for (int i = 0; i < n; i++) {
+        int rank = cycle[i].node / MS_STREAMS, to = cycle[(i + 1) % n].node / MS_STREAMS;
+        ms_waiting b = ms__world.board->rank[rank].wait[cycle[i].node % MS_STREAMS];
+        ms_group *g = ms__group_listed(b.group);
+        if (b.version != cycle[i].version || !g) return;  // the wait has ended: a peer has broken its group
+        ms__group_text(g, group, sizeof group);
+        ms__fingerprint_text(&b.fingerprint, what, sizeof what);
+        ms__append(text, sizeof text, "%srank %d waits for rank %d in %s, #%u of %s", i ? "; " : "", rank, to, what,
+                   (unsigned)b.number, group);
+        epoch = b.number >> 32;
+        if (g != ms__meeting && (!first || g->id < first->id)) first = g;
     }
-    return some_behind ? furthest : NULL;
+    ms__break(first, epoch, text);
+    ms__broken_reason(first, epoch, text);
+    for (int i = 0; i < n; i++) {
+        const ms_waiting *b = &ms__world.board->rank[cycle[i].node / MS_STREAMS].wait[cycle[i].node % MS_STREAMS];
+        ms_group *g = ms__group_listed(b->group);
+        if (g && atomic_load(&b->version) == cycle[i].version) ms__break(g, epoch, text);
+    }
 }
 
-static ms_status find_cycle(ms_waiter *w)
+static void find_cycle(const ms_waiter *w)
 {
     int nodes = ms__world.size * MS_STREAMS, begin = 0, n = 0;
     visit *path = malloc(((size_t)nodes + 1) * sizeof *path);
@@ -95,37 +105,16 @@ static ms_status find_cycle(ms_waiter *w)
         while (k < m && next[k] != to) k++;
         real = version == path[i].version && k < m;
     }
-    ms_status status = MS_OK;
-    if (real) {
-        char text[TEXT] = "deadlock: ", what[400];
-        for (int i = begin; i < n; i++) {
-            int rank = path[i].node / MS_STREAMS, to = path[i + 1 < n ? i + 1 : begin].node / MS_STREAMS;
-            ms_waiting *b = &ms__world.board->rank[rank].wait[path[i].node % MS_STREAMS];
-            char group[200];
-            ms_group *g = ms__group_listed(b->group);
-            ms__group_text(g, group, sizeof group);
-            ms__fingerprint_text(&b->fingerprint, what, sizeof what);
-            ms__append(text, sizeof text, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank,
-                       to, what, (unsigned)b->number, group);
-        }
-        // If a peer has published the deadlock already, it may have continued and wait in another collective: then this
-        // text would describe waits that are not part of the deadlock.
-        uint64_t number = w->c->epoch + 1;
-        const ms_resumption *furthest = furthest_of(path, begin, n);
-        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text, furthest) && ms__world.nodes > 1)
-            ms__far_error(number, text, furthest, false);
-        status = ms__comm_raise(w->c);
-    }
+    if (real) break_cycle(path + begin, n - begin);
     free(path);
     free(seen);
     free(next);
-    return status;
 }
 
 ms_status ms__wait_deadlock(ms_waiter *w)
 {
     pthread_mutex_lock(&ms__groups_lock);
-    ms_status status = find_cycle(w);
+    find_cycle(w);
     pthread_mutex_unlock(&ms__groups_lock);
-    return status;
+    return ms__is_broken(w->c->g, w->c->epoch) ? ms__broken_fail(w->c) : MS_OK;
 }

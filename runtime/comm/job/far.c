@@ -59,18 +59,9 @@ static int sender(const ms_group *g, int i)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
 static ms_far *lingering;                                 // ended collectives with messages in flight
 
-// Fails c because of an error on this rank alone. Publishes the error; otherwise the peers would wait until the
-// timeout.
-static ms_status lost(ms_coll *c, const char *what)
-{
-    ms__coll_fail(c, what);
-    return ms__comm_lost(c);
-}
-
 static ms_status no_memory(ms_coll *c, size_t bytes, const char *what)
 {
-    ms__no_memory(bytes, ROW(c->op)->name, "%s", what);
-    return ms__comm_lost(c);
+    return ms__no_memory(bytes, ROW(c->op)->name, "%s", what);
 }
 
 // ---- ready slots ----------------------------------------------------------------------------------
@@ -110,7 +101,7 @@ static ms_status far_new(ms_coll *c)
     c->far = f;  // ms__far_end completes or cancels the messages
     for (int i = 0; i < f->n_in; i++)
         if (!(f->in_req[i] = ms__message_receive(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
-            return lost(c, "MPI could not start to receive");
+            return ms__coll_fail(c, "MPI could not start to receive");
     return MS_OK;
 }
 
@@ -132,7 +123,7 @@ ms_status ms__far_ready(ms_coll *c)
             m->bytes = s->bytes;
             m->fingerprint = s->fingerprint;
             memcpy(m->payload, s->payload, m->bytes < PAYLOAD ? m->bytes : PAYLOAD);
-            // A member that has left c may use its slot for a later call; its error is published, or c fails here, too.
+            // A member that has left c may use its slot for a later call; then the group is broken.
             atomic_thread_fence(memory_order_acquire);
             if (atomic_load_explicit(&s->ready, memory_order_relaxed) != c->number) {
                 i++;
@@ -140,7 +131,7 @@ ms_status ms__far_ready(ms_coll *c)
             }
             for (int l = 0; l < f->n_leaders; l++)
                 if (!(f->out_req[f->n_out++] = ms__message_send(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
-                    return lost(c, "MPI could not start to send");
+                    return ms__coll_fail(c, "MPI could not start to send");
             f->sent[k] = true;
         }
         i++;
@@ -148,22 +139,22 @@ ms_status ms__far_ready(ms_coll *c)
     for (int i = 0; i < f->n_in; i++) {
         if (!f->in_req[i]) continue;
         int rc = ms__message_test(&f->in_req[i]);
-        if (rc < 0) return lost(c, "MPI failed to receive from another node");
+        if (rc < 0) return ms__coll_fail(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
         if (m->number < c->number || m->group != g->id) {  // a message of an earlier call that failed here
             f->in_req[i] = ms__message_receive(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
-            if (!f->in_req[i]) return lost(c, "MPI could not start to receive");
+            if (!f->in_req[i]) return ms__coll_fail(c, "MPI could not start to receive");
             continue;
         }
         if (m->number != c->number || m->member >= (uint32_t)g->n)
-            return lost(c, "another node is at a different collective");
+            return ms__coll_fail(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         ms__slot_open(s);  // members of this node may still read what it held for a collective that failed
         s->hash = m->hash;
         s->arrived = m->arrived;
         s->fingerprint = m->fingerprint;
-        s->flags = s->fingerprint.resumed.here ? SLOT_RESUMES : 0;
+        s->flags = 0;
         s->bytes = m->bytes;
         memcpy(s->payload, m->payload, m->bytes);
         atomic_store_explicit(&s->ready, m->number, memory_order_release);
@@ -207,14 +198,14 @@ void ms__far_end(ms_coll *c)
 
 static ms_status finish(ms_waiter *w, void **req)
 {
-    if (!*req) return lost(w->c, "MPI could not start a transfer");
+    if (!*req) return ms__coll_fail(w->c, "MPI could not start a transfer");
     for (;;) {
         int rc = ms__message_test(req);
         if (rc == 1) {
             ms__wait_moved(w);
             return MS_OK;
         }
-        if (rc < 0) return lost(w->c, "MPI failed to transfer data between nodes");
+        if (rc < 0) return ms__coll_fail(w->c, "MPI failed to transfer data between nodes");
         MS_TRY(ms__wait_poll(w));
     }
 }
@@ -377,7 +368,7 @@ static ms_status land_complete(ms_waiter *w, flight *f)
     if (rc == 0) return MS_OK;
     if (rc < 0) {
         drop(f);
-        return lost(w->c, "MPI failed to transfer data between nodes");
+        return ms__coll_fail(w->c, "MPI failed to transfer data between nodes");
     }
     f->first = (f->first + 1) % FLIGHT;
     f->n--;
@@ -434,11 +425,11 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
         for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
             size_t k = begun / part % PARTS;
             if (begun < here && !(got[k] = ms__message_receive(room + k * part, left(here, begun, part), rank, tag)))
-                status = lost(c, "MPI could not start to receive");
+                status = ms__coll_fail(c, "MPI could not start to receive");
             if (status == MS_OK && begun < there) {
                 size_t n = left(there, begun, part);
                 if (!(sent[k] = ms__message_send(source(c, other, begun, n, k), n, rank, tag)))
-                    status = lost(c, "MPI could not start to send");
+                    status = ms__coll_fail(c, "MPI could not start to send");
             }
         }
         size_t k = at / part % PARTS, n = left(here, at, part), m = left(there, at, part);

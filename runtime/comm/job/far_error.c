@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/job/far_error.c -- sends published errors to the other nodes, and asks their ranks what they wait for.
+// comm/job/far_error.c -- tells members on other nodes that a group is broken, and asks ranks what they wait for.
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -12,17 +12,11 @@ enum { TAG_ERROR = 1, TAG_ASK = 3, TAG_ANSWER = 5, OUTBOX = 32 };
 static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
-    uint64_t number, backward;
-    ms_resumption furthest;  // the place in the script of the rank that is ahead (ms_text)
+    double group;    // that of dist.recover: rank `sender` waits there
+    uint64_t epoch;  // in the group of dist.recover: the collective's number
+    int sender;
     char text[TEXT];
 } far_error;
-
-static int first_on(int node)
-{
-    for (int r = 0; r < ms__world.size; r++)
-        if (ms__world.node_of[r] == node) return r;
-    return -1;
-}
 
 // Errors are sent from static memory, so that running out of memory can be reported. A message of this size has usually
 // been sent when isend returns. If all messages of the outbox are still in flight, the error gets separate memory,
@@ -32,7 +26,7 @@ static struct {
     void *req;
 } outbox[OUTBOX];
 
-static void send_error(int node, const far_error *e)
+static void send_error(int rank, const far_error *e)
 {
     far_error *m = NULL;
     void *own = NULL, **req = &own;
@@ -43,7 +37,7 @@ static void send_error(int node, const far_error *e)
         }
     if (!m && !(m = calloc(1, sizeof *m))) return;
     *m = *e;
-    *req = ms__message_send(m, sizeof *m, first_on(node), TAG_ERROR);
+    *req = ms__message_send(m, sizeof *m, rank, TAG_ERROR);
     if (req != &own) return;
     ms__message_keep(own);
     ms__message_keep(m);
@@ -59,17 +53,25 @@ static bool sent_errors(void)
     return all;
 }
 
-void ms__far_error(uint64_t number, const char *text, const ms_resumption *furthest, bool backward)
+void ms__far_break(const ms_group *g, uint64_t epoch, const char *text)
 {
-    far_error e = { .number = number, .backward = backward };
-    if (furthest) e.furthest = *furthest;
+    far_error e = { .group = g->id, .epoch = epoch };
     snprintf(e.text, sizeof e.text, "%s", text);
     pthread_mutex_lock(&error_lock);
-    for (int node = 0; node < ms__world.nodes; node++)
-        if (node != ms__world.node) send_error(node, &e);
+    for (int k = 0; k < g->n; k++)
+        if (ms__world.local_of[g->ranks[k]] < 0) send_error(g->ranks[k], &e);
     // The script may not call MPI again for a long time, so this rank waits up to 20 ms here, in which MPI can connect
     // to the peers and send.
     for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
+    pthread_mutex_unlock(&error_lock);
+}
+
+void ms__far_recovers(const ms_coll *c)
+{
+    far_error e = { .group = c->g->id, .epoch = c->number, .sender = ms__world.rank };
+    pthread_mutex_lock(&error_lock);
+    for (int k = 0; k < c->g->n; k++)
+        if (ms__world.local_of[k] < 0 && atomic_load(&slot_of(c->g, k, c->seq)->ready) < c->number) send_error(k, &e);
     pthread_mutex_unlock(&error_lock);
 }
 
@@ -125,25 +127,22 @@ int ms__far_answered(char *out, size_t n)
 
 void ms__far_poll(void)
 {
-    static far_error m;
-    int from;
-    size_t n;
+    static far_error came;
     // Only one thread may probe: two threads that see the same message would both wait for it.
     if (pthread_mutex_trylock(&error_lock) != 0) return;
     sent_errors();
     answer();
-    int there = 0;
-    if (first_on(ms__world.node) == ms__world.rank) {
-        ms__transport_lock();
-        there = ms__world.transport->probe(TAG_ERROR, &from, &n);
-        ms__transport_unlock();
-    }
-    void *r = there && n == sizeof m ? ms__message_receive(&m, sizeof m, from, TAG_ERROR) : NULL;
-    bool got = r != NULL;
-    while (r && ms__message_test(&r) == 0) sched_yield();
-    if (got) {
-        if (m.backward) ms__comm_backward_failed(m.number);
-        ms__comm_publish_as(m.number, m.text, &m.furthest);
-    }
+    bool got = take_message(TAG_ERROR, &came, sizeof came) >= 0;
+    double group = came.group;
+    uint64_t epoch = came.epoch;
+    int sender = came.sender;
+    char text[TEXT];
+    memcpy(text, came.text, sizeof text);
     pthread_mutex_unlock(&error_lock);
+    if (!got) return;
+    pthread_mutex_lock(&ms__groups_lock);
+    ms_group *g = ms__group_listed(group);
+    if (g == ms__meeting) atomic_store(&ms__world.board->rank[sender].recovers, epoch);
+    else if (g) ms__break_here(g, epoch, text);
+    pthread_mutex_unlock(&ms__groups_lock);
 }

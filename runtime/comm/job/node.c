@@ -15,17 +15,14 @@ static size_t n_holes, n_groups;
 static int cap_holes;
 pthread_mutex_t ms__groups_lock = PTHREAD_MUTEX_INITIALIZER;
 
-// Bytes that a group of n members needs: slots, heads, and the text of a mismatch.
-static size_t group_bytes(int n)
-{
-    return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_mismatch_text);
-}
+// Bytes that a group of n members needs: slots, heads, and whether it is broken.
+static size_t group_bytes(int n) { return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_broken); }
 
 static void group_at(ms_group *g, char *p)
 {
     g->slots = (ms_slot *)p;
     g->heads = (ms_head *)(p + (size_t)g->n * RING * sizeof(ms_slot));
-    g->mismatch = (ms_mismatch_text *)(g->heads + g->n);
+    g->broken = (ms_broken *)(g->heads + g->n);
 }
 
 // ---- layout of the control memory: board, windows, pairs, groups ---------------------------------

@@ -2,7 +2,7 @@
 // comm/job/wait.c -- waiting for the members of a collective, and reports of members that do not arrive.
 //
 // A wait polls flags. It yields first, and sleeps after 50 us (20 ms while a collective moves data between nodes).
-// Every few milliseconds it checks whether the wait can still succeed: a peer may have published an error, left or
+// Every few milliseconds it checks whether the wait can still succeed: the group may be broken, a peer may have left or
 // died; ranks may wait for each other in a cycle; the timeout may have passed. On one node a rank may leave a
 // collective only before it is committed (comm/exchange.c); afterwards peers may be reading and writing its tensors.
 #include <pthread.h>
@@ -26,7 +26,6 @@ static void post_on_board(ms_waiter *w)
     b->number = c->number;
     b->since = w->begun;
     b->fingerprint = c->fingerprint;
-    if (c->place.here) b->fingerprint.resumed = c->place;
     atomic_store(&b->version, next);
     if (c->stream == MS_STREAM_COMPUTE)
         atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
@@ -65,9 +64,9 @@ static void describe_rank(int rank, char *out, size_t n)
         ms__fingerprint_text(&b.fingerprint, what, sizeof what);
         snprintf(out, n, "waiting for %.1f s in %s (#%u %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
                  (unsigned)b.number,
-                 !g || b.group < 0 ? "between these two ranks"
-                 : b.group == 0    ? "of the world"
-                                   : "of a group other than the world");
+                 !g || b.group < 0                  ? "between these two ranks"
+                 : g == ms__meeting || b.group == 0 ? "of the world"
+                                                    : "of a group other than the world");
         return;
     }
     if (r->last.number == 0) snprintf(out, n, "in no collective so far");
@@ -89,7 +88,7 @@ void ms__rank_text(int rank, char *out, size_t n)
 
 void ms__group_text(const ms_group *g, char *out, size_t n)
 {
-    if (g->id == 0) {
+    if (g->id == 0 || g == ms__meeting) {
         snprintf(out, n, "the world");
         return;
     }
@@ -169,6 +168,13 @@ static ms_status report_absence(ms_waiter *w)
     return ms__fail_job(MS_ECOMM, -1);
 }
 
+// Whether a rank of another node waits in dist.recover, and this rank has not called it yet.
+static bool is_in_recover(int rank)
+{
+    return atomic_load(&ms__world.board->rank[rank].recovers) >
+           atomic_load(&ms__meeting->heads[ms__meeting->me].issued);
+}
+
 // Fails if a peer has left, died or ended its line at the prompt, if the timeout has passed, or in a deadlock. Called
 // every few milliseconds during a long wait.
 static ms_status check_peers(ms_waiter *w)
@@ -179,6 +185,12 @@ static ms_status check_peers(ms_waiter *w)
     for (int k = 0; k < c->g->n; k++) {
         int rank = c->g->ranks[k];
         if (k == c->g->me) continue;
+        if (!w->committed && is_in_recover(rank) && is_missing(w, k)) {
+            snprintf(text, sizeof text, "rank %d waits in dist.recover", rank);
+            ms__coll_fail(c, text);
+            ms__coll_failed(c, MS_ECOMM);
+            return ms__broken_fail(c);
+        }
         if (ms__world.local_of[rank] < 0 && !ms__rank_dead(rank)) continue;
         int state = atomic_load(&ms__world.board->rank[rank].state);
         // The peer has printed its traceback and the job is ending. A second error would hide the first.
@@ -191,7 +203,8 @@ static ms_status check_peers(ms_waiter *w)
         if (atomic_load(&ms__world.board->rank[rank].lines) > c->lines && is_missing(w, k)) {
             snprintf(text, sizeof text, "rank %d has ended its line at the prompt", rank);
             ms__coll_fail(c, text);
-            return ms__comm_lost(c);
+            ms__coll_failed(c, MS_ECOMM);
+            return ms__broken_fail(c);
         }
         if (state == RANK_RUNNING && ms__rank_dead(rank)) {
             ms__death_text(rank, text, sizeof text);
@@ -200,6 +213,11 @@ static ms_status check_peers(ms_waiter *w)
         }
     }
     if ((double)(w->now - w->begun) * 1e-9 > ms__world.timeout) return report_absence(w);
+    // Within a node, checks for deadlocks find ranks that wait in other collectives.
+    if (c->g == ms__meeting && c->g->far && !w->told && w->now - w->begun > 200 * 1000 * 1000) {
+        w->told = true;
+        ms__far_recovers(c);
+    }
     return w->committed ? MS_OK : ms__wait_deadlock(w);
 }
 
@@ -229,8 +247,8 @@ ms_status ms__wait_poll(ms_waiter *w)
     // In a group over several nodes peers access only windows, so even a committed collective may be abandoned, unless
     // a library (NCCL) moves the tensors.
     if (!w->committed || (c->g->far && !c->gpu.native)) {
-        if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
-        if (c->stream == MS_STREAM_COMPUTE && !w->committed) {
+        if (MS_UNLIKELY(ms__is_broken(c->g, c->epoch))) return ms__broken_fail(c);
+        if (c->stream == MS_STREAM_COMPUTE && !w->committed && c->g != ms__meeting) {
             ms_status status = ms__check_interrupt();
             if (status != MS_OK) return status;
         }

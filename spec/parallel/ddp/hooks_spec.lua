@@ -368,7 +368,7 @@ for _, world in ipairs { 3, 4 } do
                   dist.barrier()
                 end)))
               end
-              pcall(dist.barrier)
+              dist.recover()
             end
             backward(batch(rank, step))
             for _, p in ipairs(ddp:parameters()) do

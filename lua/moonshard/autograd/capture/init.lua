@@ -9,7 +9,6 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 
@@ -363,10 +362,10 @@ local function repeat_step(self, n, ...)
   return results(r, 1, 0, r.n)
 end
 
--- Publishes the error of a failed repetition, because peers wait for this rank in the step's collectives.
-local function published(since, ok, ...)
+-- Tells peers, which wait for this rank in the step's collectives, of the error of a failed repetition.
+local function told(ok, ...)
   if not ok then
-    lib.ms_dist_publish_error(tostring((...)), since)
+    lib.ms_dist_failed(tostring((...)))
     error((...), 0)
   end
   return ...
@@ -387,7 +386,7 @@ end
 function CapturedStep:__call(...)
   local n = select("#", ...)
   if self._step and self._sends then
-    return published(lib.ms_dist_errors(), pcall(repeat_step, self, n, ...))
+    return told(pcall(repeat_step, self, n, ...))
   end
   if self._step then return repeat_step(self, n, ...) end
   if self._left == false then raise("captured step: called after release()") end
@@ -448,6 +447,5 @@ function M.capture(fn, given)
   self._fn, self._left = fn, o.warmup
   return self
 end
-position.calls_once(M.capture)
 
 return M

@@ -14,7 +14,6 @@ local autograd = require "moonshard.autograd"
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
 local capture = require "moonshard.autograd.capture"
-local resume = require "moonshard.dist.resume"
 local checks = require "moonshard.parallel.ddp.checks"
 local context = require "moonshard.core.context"
 local create = require "moonshard.tensor.create"
@@ -27,7 +26,6 @@ local listing = require "moonshard.core.listing"
 local low_precision = require "moonshard.parallel.ddp.precision"
 local opts = require "moonshard.core.opts"
 local parameters = require "moonshard.parallel.ddp.params"
-local position = require "moonshard.core.position"
 local reducer = require "moonshard.parallel.ddp.reducer"
 local wrapping = require "moonshard.nn.module.wrapping"
 local base = require "moonshard.nn.module"
@@ -209,7 +207,7 @@ local function rebuild(st, source)
 end
 
 -- Wrappers that have run a forward outside of no_sync, as keys. If a backward fails before it reaches a parameter of a
--- wrapper whose forward awaits a backward, the error is published, because the peers wait in the reductions.
+-- wrapper whose forward awaits a backward, the peers must learn of the error: they wait in the reductions.
 local waiting = setmetatable({}, { __mode = "k" })
 local expects = false
 
@@ -218,8 +216,8 @@ local function expect(st)
   if expects then return end
   expects = true
   autograd.at_end(function() end, function(message)
-    for other in pairs(waiting) do                      -- in any order: peers raise the first error that is published
-      if other.armed and not other.queued then tell(other, message) end
+    for other in pairs(waiting) do
+      if other.armed and not other.queued then return tell(other, message) end
     end
   end, true)
 end
@@ -273,8 +271,6 @@ end
 
 -- The communication of a forward outside of no_sync, before the module runs.
 local begin = calls.several(function(st, module)
-  -- Not inside join: ranks that have finished would not take part in realign.
-  if engine.state.dist_failures > 0 and not st.join then resume.realign { st.group or dist.default_group() } end
   check_prior(st)
   local source = st.join and join.notify(st, true)
   no_grad(function()
@@ -311,7 +307,6 @@ function DDP:forward(...)
     if st.join then join.notify(st, false) end
     return local_only(st, run(st, module, ...))
   end
-  st.since = engine.lib.ms_dist_errors()
   take_over(st)
   capture.note(st, note_state)
   begin(st, module)
@@ -358,7 +353,6 @@ function DDP:join(given, fn)
   end
   return join.run(st, o, model, fn)
 end
-position.calls_once(DDP.join)
 
 local function leave(st, before, ...)
   st.sync = before
@@ -377,7 +371,6 @@ function DDP:no_sync(fn, ...)
   st.sync = false
   return leave(st, before, pcall(context.block, "no_sync", fn, ...))
 end
-position.calls_once(DDP.no_sync)
 
 --- Registers hook(state, bucket), which reduces each bucket instead of DDP. bucket has the fields flat (the gradients,
 --- 1-d), parameters, gradients (views of flat), index (from 1) and last. The hook returns nothing if it changed flat in

@@ -12,7 +12,6 @@ local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
-local position = require "moonshard.core.position"
 local log = require "moonshard.core.log"
 
 local no_grad = autograd.no_grad
@@ -61,7 +60,7 @@ local function agree(st, active, synced)
   if info.active > 0 then join.last = info.last end
   join.divisor = join.divide_by_initial_world_size and st.world or math.max(info.active, 1)
   if join.throw_on_early_termination and info.active > 0 and info.active < st.world then
-    join.symmetric = true  -- every rank raises this error by itself, so it is not published
+    join.symmetric = true  -- every rank raises this error by itself
     errors.raise "Detected at least one rank that exhausted inputs. Throwing across all ranks."
   end
   return info
@@ -141,7 +140,7 @@ end
 --- afterwards.
 function M.run(st, options, model, fn)
   if st.join then errors.raise "join: this module is already inside a join" end
-  st.join, st.since = options, engine.lib.ms_dist_errors()
+  st.join = options
   local function leave(ok, ...)
     local message = ...
     if ok then
@@ -153,13 +152,12 @@ function M.run(st, options, model, fn)
     local symmetric = st.join.symmetric
     st.join = nil
     if ok then return ... end
-    -- Publish the error, because active ranks wait for this rank's next iteration.
-    if st.world > 1 and not symmetric then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+    -- Active ranks must learn of the error: they wait for this rank's next iteration.
+    if st.world > 1 and not symmetric then engine.lib.ms_dist_failed(tostring(message)) end
     st.abandon()
     error(message, 0)
   end
   return leave(pcall(context.block, "join", fn))
 end
-position.calls_once(M.run)
 
 return M

@@ -137,9 +137,9 @@ local function some_used(b, used)
   return false
 end
 
--- Publishes the failure to peers that wait in the collectives of this iteration.
+-- Tells the failure to peers that wait in the collectives of this iteration.
 local function tell(st, message)
-  if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+  if st.world > 1 then engine.lib.ms_dist_failed(tostring(message)) end
 end
 
 -- Gives up an iteration: waits for reductions in flight. If there were any, makes new buffers, because a failed
@@ -163,7 +163,7 @@ local function abandon(st)
   end
 end
 
--- After a failed backward: publishes the error to peers that wait for the reductions, and gives up the iteration.
+-- After a failed backward: tells the error to peers that wait for the reductions, and gives up the iteration.
 local function fail(st, message)
   if st.armed then tell(st, message) end
   abandon(st)
@@ -367,7 +367,7 @@ local function reached(st, synced)
       raise "DDP: inside join, a forward was followed by a second backward, in which ranks that have finished take no part"
     end
     forget(st)
-    st.armed, st.since = true, engine.lib.ms_dist_errors()
+    st.armed = true
   end
   if st.find_unused or st.static or #st.late > 0 then finish_later(st, true) end
 end

@@ -24,7 +24,6 @@ local utils = require "moonshard.nn.utils"
 local order = require "moonshard.parallel.fsdp.exec_order"
 local policies = require "moonshard.parallel.fsdp.policies"
 local opts = require "moonshard.core.opts"
-local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 local states = require "moonshard.parallel.fsdp.state"
 local summon = require "moonshard.parallel.fsdp.summon"
@@ -314,14 +313,13 @@ function FSDP:_assign(name, value)
   return Module._assign(self, name, value)
 end
 
--- Initialises a root before its first forward. If a rank has no memory for it, the error is published, because the
+-- Initialises a root before its first forward. If a rank has no memory for it, the others must learn of it, because the
 -- peers wait in the forward. Every rank raises all other errors by itself.
 local function start(unit)
-  local since = lib.ms_dist_errors()
   check_alike(unit)
   local ok, message = pcall(module.lazy_init, unit)
   if ok then return end
-  if tostring(message):find("no memory for ", 1, true) then lib.ms_dist_publish_error(tostring(message), since) end
+  if tostring(message):find("no memory for ", 1, true) then lib.ms_dist_failed(tostring(message)) end
   error(message, 0)
 end
 
@@ -463,7 +461,6 @@ function FSDP:no_sync(fn, ...)
   end
   return restore_sync(classic, before, pcall(context.block, "no_sync", fn, ...))
 end
-position.calls_once(FSDP.no_sync)
 
 local HALF = { float16 = true, bfloat16 = true }
 

@@ -83,7 +83,6 @@ local function across_ranks(order, unit)
   for a = 1, #ranks do
     for b = a + 1, #ranks do
       if numbers[a] ~= numbers[b] then
-        module.raised_by_all()                    -- every rank has the same numbers and raises this error by itself
         errors.raise("Forward order differs across ranks: rank %d is all-gathering parameters for %s while rank %d is all-gathering parameters for %s",
           ranks[a], order.names[order.by_number[numbers[a]]], ranks[b], order.names[order.by_number[numbers[b]]])
       end

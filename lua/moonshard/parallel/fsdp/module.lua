@@ -10,7 +10,6 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local calls = require "moonshard.dist.calls"
-local resume = require "moonshard.dist.resume"
 local class = require "moonshard.core.class"
 local comm_hooks = require "moonshard.parallel.fsdp.comm_hooks"
 local context = require "moonshard.core.context"
@@ -121,7 +120,6 @@ local function pack(...) return { n = select("#", ...), ... } end
 -- depth: number of nested calls of sharded modules. incomplete: units with several modules that have not all run in the
 -- current pass.
 local depth, incomplete = 0, {}
-local since = 0                        -- number of published errors when the outermost call began
 
 -- Called before the forward of one module of a unit with several. Returns true if the forward belongs to a pass; false
 -- if it recomputes a checkpointed region.
@@ -179,9 +177,6 @@ end
 
 -- Runs forward between the unit's two hooks. The common case, one tensor in and one out, allocates no tables.
 local function between(self, unit, forward, ...)
-  if depth == 1 and engine.state.dist_failures > 0 then
-    resume.realign(require "moonshard.parallel.fsdp.agree".groups_of(self))
-  end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
   if depth == 1 and lib.ms_dist_size(0) > 1 and autograd.is_grad_enabled() then replaced.look(self, unit) end
@@ -226,10 +221,6 @@ local function end_passes(failed)
   return message
 end
 
-local symmetric = false
---- Declares that every rank raises the next error by itself, so that it need not be published.
-function M.raised_by_all() symmetric = true end
-
 local function finish(unit, before, s, ok, ...)
   depth = depth - 1
   if not ok then
@@ -240,16 +231,9 @@ local function finish(unit, before, s, ok, ...)
     end
     if depth == 0 and next(incomplete) then end_passes(true) end
     scope.abandon(s)
-    -- Publish the error, because peers wait for this rank in gathers that it will not join. Inside a run, the end of
-    -- the run publishes it. An error that every rank raises by itself must not be published: a slower rank would raise
-    -- the published error instead of its own.
-    if depth == 0 and engine.state.run_depth == 0 and not symmetric then
-      lib.ms_dist_publish_error(tostring((...)), since)
-    end
-    if depth == 0 then
-      symmetric = false
-      resume.failed()
-    end
+    -- Peers must learn of the error: they wait for this rank in gathers that it will not join. Inside a run, the end of
+    -- the run tells them.
+    if depth == 0 and engine.state.run_depth == 0 then lib.ms_dist_failed(tostring((...))) end
     error((...), 0)
   end
   local message = depth == 0 and next(incomplete) and end_passes(false)
@@ -262,9 +246,6 @@ local function finish(unit, before, s, ok, ...)
 end
 
 local function call_between(self, unit, forward, ...)
-  if depth == 0 then
-    since = lib.ms_dist_errors()
-  end
   depth = depth + 1
   return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")),
     pcall(context.block, "the forward of a sharded module", between, self, unit, forward, ...))

@@ -113,7 +113,7 @@ local function close(units, done, o, show, ok, ...)
   return ...
 end
 
--- Gathers the parameters. calls.several publishes errors of this function to all ranks; fn is called outside of it,
+-- Gathers the parameters. With calls.several an error of this function reaches all ranks; fn is called outside of it,
 -- because an error of fn affects only this rank.
 local open = calls.several(function(m, given, fn)
   opts.expect(m, a_module, "summon_full_params: argument 1")

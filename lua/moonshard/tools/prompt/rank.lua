@@ -73,7 +73,6 @@ local function run(rank, ended, kind, text, alone)
   -- A line that one rank runs alone is not counted. Meanwhile this rank counts one line less, so that its peers, which
   -- do not run the line, count as having ended it.
   lib.ms_dist_set_lines(alone and ended - 1 or ended)
-  local since = lib.ms_dist_errors()
   local chunk, message = compile[kind](text)
   if not chunk then return false, message, "" end
   local shown, failure, trace = {}, nil, ""
@@ -83,8 +82,8 @@ local function run(rank, ended, kind, text, alone)
   })
   if ok then return true, table.concat(shown, "\n"), "" end
   if alone then return false, explained(failure, rank, true), trace end
-  -- Published before this rank counts the line as ended: peers that wait for it raise the reason.
-  lib.ms_dist_publish_error(failure, since)
+  -- Before this rank counts the line as ended: peers that wait for it raise the reason.
+  lib.ms_dist_failed(failure)
   return false, explained(failure, rank, false), trace
 end
 
@@ -116,12 +115,11 @@ function M.serve(name)
       io.stdout:flush()
       io.stderr:flush()
       lib.ms_dist_set_lines(alone and ended or ended + 1)
-      control:send("done", ok and 1 or 0, lib.ms_dist_published(), text, trace)
-    elseif kind == "settle" then
+      control:send("done", ok and 1 or 0, text, trace)
+    elseif kind == "recover" then
       state.interrupted = 0                                          -- drops a Ctrl-C that came after the line ended
-      local number = tonumber(message[2])                            -- 0: the collectives match already
-      local status = number > 0 and lib.ms_dist_settle(number) or 0
-      control:send("settled", lib.ms_dist_published(), status == 0 and "" or ffi.string(lib.ms_error()))
+      lib.ms_dist_recover(nil, 0)
+      control:send "recovered"
     elseif kind == "complete" then
       control:send("names", unpack(require("moonshard.tools.prompt.complete").complete(message[2])))
     end

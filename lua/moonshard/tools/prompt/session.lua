@@ -1,8 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- A prompt over ranks, seen from the process that owns the terminal. It is no rank of the job, so it survives a rank
 --- that dies. A line runs on all ranks, or on one (`@2 x`); the prompt returns when they have replied. If a rank fails,
---- the others are interrupted. After that, and only between lines, the ranks settle, so that their next collectives
---- match again.
+--- the others are interrupted. After each line the ranks recover, so that their next collectives match.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 local launch = require "moonshard.tools.prompt.launch"
@@ -147,7 +146,7 @@ end
 
 function Session:reset()
   self.ranks, self.all, self.pending, self.gone, self.complaints = {}, {}, {}, {}, ""
-  self.greeted, self.lines, self.published = 0, 1, 0
+  self.greeted, self.lines = 0, 1
   for r = 0, self.world - 1 do
     self.ranks[r] = { rank = r }
     self.all[r + 1] = r
@@ -303,10 +302,7 @@ function Session:take(replies, running)
       else
         replies[r] = message
         if kind == "done" then
-          replies[r] = { ok = message[2] == "1", text = message[4], trace = message[5], ended = running[r] == "ended" }
-        end
-        if kind == "done" or kind == "settled" then
-          self.latest = math.max(self.latest, tonumber(message[kind == "done" and 3 or 2]))
+          replies[r] = { ok = message[2] == "1", text = message[3], trace = message[4], ended = running[r] == "ended" }
         end
         running[r] = nil
       end
@@ -382,19 +378,6 @@ function Session:ask(targets, ...)
   return replies, signalled_at ~= nil
 end
 
--- Makes the ranks' next collectives match again. Returns false if a rank has ended.
-function Session:settle(signalled)
-  for _ = 1, 5 do
-    local changed = self.latest ~= self.published
-    if not changed and not signalled then return true end
-    self.published = changed and self.latest + 1 or self.published
-    self.latest = self.published
-    signalled = false
-    if not self:ask(self.all, "settle", changed and self.published or 0) then return false end
-  end
-  return true
-end
-
 --- Runs a line or a file, or explains a name, on all ranks or on one, and prints the results.
 ---@param kind "line"|"file"|"help"
 ---@param text string
@@ -405,13 +388,12 @@ function Session:exchange(kind, text, only)
     return
   end
   local targets = only and { only } or self.all
-  self.latest = self.published
   self.out = merge.output(targets, HOLD, say)
   local replies, signalled = self:ask(targets, "run", self.lines, kind, text, only and "alone" or "all")
   if not replies then return self:bury() end
   if not only then self.lines = self.lines + 1 end
   self.out = merge.output(self.all, HOLD, say)
-  if not self:settle(signalled) then return self:bury() end
+  if not self:ask(self.all, "recover") then return self:bury() end
   if signalled then line.settle() end
   for _, one in ipairs(merge.replies(replies, targets)) do say(one) end
 end
@@ -443,7 +425,6 @@ end
 --- Names that complete a text, as rank 0 knows them.
 function Session:complete(text)
   if not self.ranks then return {} end
-  self.latest = self.published
   local replies = self:ask({ 0 }, "complete", text)
   if not replies then return {} end                     -- a rank has ended; `idle` will report it
   table.remove(replies[0], 1)

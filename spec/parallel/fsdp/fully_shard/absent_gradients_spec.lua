@@ -33,6 +33,7 @@ for world = 2, 4 do
     end
     -- Checks, after a failure, that the gradients of the next backward are those of one process.
     local function goes_on(model, d, n)
+      dist.recover()
       model:zero_grad()
       local plain = make(d, n)
       for r = 0, world - 1 do plain(input(d, r), { 2, 1 }):pow(2):sum():backward() end
