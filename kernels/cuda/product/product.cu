@@ -76,13 +76,8 @@ static __device__ inline int64_t mad(int64_t a, int64_t b, int64_t c)
 {
     return (int64_t)((uint64_t)a * (uint64_t)b + (uint64_t)c);
 }
-#ifdef MS_EMULATED
-static inline float mad(float a, float b, float c) { return a * b + c; }
-static inline double mad(double a, double b, double c) { return a * b + c; }
-#else
-static __device__ inline float mad(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-static __device__ inline double mad(double a, double b, double c) { return __fma_rn(a, b, c); }
-#endif
+static __device__ inline float mad(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static __device__ inline double mad(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
 // v, rounded to the dtype, as after a store and a load.
 template <class T> static __device__ inline T rounded(int dtype, T v)
