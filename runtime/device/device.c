@@ -37,7 +37,8 @@ static const ms_cuda_table *plugin(void)
 {
     char path[4096];
     const char *mode = getenv("MOONSHARD_CUDA");
-    bool emulated = mode && strcmp(mode, "emulated") == 0, null = mode && strcmp(mode, "null") == 0;
+    bool emulated = mode && (strcmp(mode, "emulated") == 0 || strcmp(mode, "ptx") == 0);
+    bool null = mode && strcmp(mode, "null") == 0;
     if (mode && strcmp(mode, "off") == 0) return none("MOONSHARD_CUDA is off");
     const char *name = emulated ? "libmoonshard_cuda_emulated.so"
                        : null   ? "libmoonshard_cuda_null.so"

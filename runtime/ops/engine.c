@@ -40,7 +40,7 @@ static int default_threads(void)
 static ms_status check_environment(void)
 {
     static const struct {
-        const char *name, *choices[4];
+        const char *name, *choices[5];
     } chosen[] = {
         { "MOONSHARD_DEBUG", { "off", "info", "detail" } },
         { "MOONSHARD_LOG", { "fsdp" } },
@@ -48,7 +48,7 @@ static ms_status check_environment(void)
         { "MOONSHARD_PROGRESS", { "bar", "lines" } },
         { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } },
         { "MOONSHARD_CUBLAS", { "on", "off" } },
-        { "MOONSHARD_CUDA", { "real", "emulated", "null", "off" } },
+        { "MOONSHARD_CUDA", { "real", "emulated", "ptx", "null", "off" } },
         { "MOONSHARD_CUDA_GRAPHS", { "on", "off" } },
         { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
         { "MOONSHARD_CUDA_SYNC", { "0", "1" } },
@@ -58,7 +58,7 @@ static ms_status check_environment(void)
         const char *value = getenv(chosen[k].name);
         char expected[64] = "";
         bool known = !value || !*value;
-        for (int c = 0; c < 4 && chosen[k].choices[c]; c++) {
+        for (int c = 0; c < 5 && chosen[k].choices[c]; c++) {
             known |= value && strcmp(value, chosen[k].choices[c]) == 0;
             ms__append(expected, sizeof expected, "%s%s", c ? ", " : "", chosen[k].choices[c]);
         }

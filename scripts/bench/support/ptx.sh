@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# ptx.sh FOLDER [NAME]: makes FOLDER/NAME.ptx, and FOLDER/NAME.log, the report of `ptxas -v` for sm_90, of every file of
-# kernels/cuda, or of NAME.cu alone. A file is compiled again when it, or anything that it includes, has changed. Fails
-# with the compiler's text; with status 3 where there is no nvcc.
+# ptx.sh FOLDER [NAME]: makes FOLDER/NAME.ptx, and NAME.log and NAME.sm_80.log, the reports of `ptxas -v` for sm_90
+# and sm_80, of every file of kernels/cuda, or of NAME.cu alone. A file is compiled again when it, or anything that it
+# includes, has changed. Fails with the compiler's text; with status 3 where there is no nvcc.
 # ptx.sh FOLDER --build NVCC ARGUMENT...: compiles as the build asks, and keeps the PTX and the report that arise.
 set -euo pipefail
 unset LD_PRELOAD  # nvcc does not run with a sanitizer's library
@@ -28,6 +28,7 @@ one() {
     cd "$root"
     nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "$(find kernels/cuda -name "$1.cu")"
     ptxas -arch=sm_90 -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
+    ptxas -arch=sm_80 -v -o /dev/null "$at.ptx" 2>"$at.sm_80.log"
     key "$1" | sha256sum >"$at.key"
 }
 # The key of all files together, of everything that any of them can depend on. The keys of the files take a second.
@@ -64,6 +65,7 @@ build() {
         mv "$at.kept/$name.ptx" "$at.ptx"
         cp "$depends" "$at.d"
         awk '/for .sm_/ { of = /sm_90/ } of' "$at.text" >"$at.log"
+        awk '/for .sm_/ { of = /sm_80/ } of' "$at.text" >"$at.sm_80.log"
         key "$name" | sha256sum >"$at.key" || rm "$at.key"
     fi
     rm -r "$at.kept" "$at.text"

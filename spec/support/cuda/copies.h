@@ -14,11 +14,15 @@ inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMem
         memcpy(stage, src, n);
         ms_shim::push(s, [=] {
             memcpy(dst, stage, n);
+            ms_shim::wrote(dst, n);
             free(stage);
         });
         return cudaSuccess;
     }
-    ms_shim::push(s, [=] { memmove(dst, src, n); });
+    ms_shim::push(s, [=] {
+        memmove(dst, src, n);
+        ms_shim::wrote(dst, n);
+    });
     return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_line, const void *src, size_t src_line, size_t n,
@@ -26,13 +30,19 @@ inline cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_line, const void *src
 {
     MS_MAY_FAIL(cudaMemcpy2DAsync);
     ms_shim::push(s, [=] {
-        for (size_t k = 0; k < lines; k++) memcpy((char *)dst + k * dst_line, (const char *)src + k * src_line, n);
+        for (size_t k = 0; k < lines; k++) {
+            memcpy((char *)dst + k * dst_line, (const char *)src + k * src_line, n);
+            ms_shim::wrote((char *)dst + k * dst_line, n);
+        }
     });
     return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s)
 {
     MS_MAY_FAIL(cudaMemsetAsync);
-    ms_shim::push(s, [=] { memset(p, v, n); });
+    ms_shim::push(s, [=] {
+        memset(p, v, n);
+        ms_shim::wrote(p, n);
+    });
     return cudaSuccess;
 }

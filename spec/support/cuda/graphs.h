@@ -43,7 +43,7 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s)
     if (ms_shim::breaks(s)) return cudaErrorStreamCaptureUnsupported;
     std::shared_ptr<ms_shim::recording> r = *e;
     ms_shim::push(s, [r] {
-        for (const auto &job : r->jobs) job();
+        for (const auto &job : r->jobs) ms_shim::run_job(job);
     });
     return cudaSuccess;
 }

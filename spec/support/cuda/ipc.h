@@ -22,8 +22,9 @@ inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
     struct {
         long pid, fd;
         size_t at, bytes;
-    } where = { getpid(), a->fd, (size_t)((char *)p - a->base), a->live[(char *)p] };
+    } where = { getpid(), a->fd, (size_t)((char *)p - a->base), a->live[(char *)p].bytes };
     static_assert(sizeof where <= sizeof *h, "");
+    ms_shim::wrote(p, where.bytes);  // by other processes, perhaps
     memset(h, 0, sizeof *h);
     memcpy(h, &where, sizeof where);
     return cudaSuccess;

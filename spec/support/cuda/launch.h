@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/launch.h -- runs a kernel block by block.
 #pragma once
+#include <functional>
 #include <tuple>
 
 #include "shared.h"
@@ -9,9 +10,19 @@
 namespace ms_shim
 {
 
+// The kernels' PTX, translated to C, in place of the kernels (ptx/launcher.cpp); nullptr without MOONSHARD_CUDA=ptx.
+struct ptx_hooks {
+    // The translation of a kernel whose n parameters have these sizes. Ends the process if there is none.
+    const void *(*find)(const void *kernel, const size_t *sizes, size_t n);
+    void (*before_launch)(const void *translation);
+    void (*before_block)(const void *translation, size_t dynamic, unsigned threads);
+    void (*run)(const void *translation, const void *const *arguments);  // the running thread
+    void (*after_block)();
+};
+inline const ptx_hooks *ptx = nullptr;
+
 // Runs a kernel without barriers: the threads of a block run one after the other.
-template <class... P>
-void run_independent(void (*kernel)(P...), unsigned blocks, unsigned threads, std::tuple<P...> &args)
+template <class Body> void run_independent(const void *translation, unsigned blocks, unsigned threads, const Body &body)
 {
     place &p = one_thread;
     p = { { 0, 0, 0 }, { 0, 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 } };
@@ -21,15 +32,17 @@ void run_independent(void (*kernel)(P...), unsigned blocks, unsigned threads, st
     for (unsigned b = 0; b < blocks; b++) {
         order thread_order(threads);
         p.block.x = (unsigned)block_order[b];
+        if (translation) ptx->before_block(translation, 0, threads);
         for (unsigned t = 0; t < threads; t++) {
             p.thread.x = (unsigned)thread_order[t];
-            std::apply(kernel, args);
+            body();
         }
+        if (translation) ptx->after_block();
     }
 }
 
-template <class... P>
-void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t shared, std::tuple<P...> &args)
+template <class Body>
+void run_with_barriers(const void *translation, unsigned blocks, unsigned threads, size_t shared, const Body &run)
 {
     block_state *&block = here.block;
     if (!block) {
@@ -38,7 +51,7 @@ void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, 
     }
     block->n = (int)threads;
     block->dynamic = dynamic_base() + (MOST_SHARED - (shared + 127) / 128 * 128);
-    std::function<void()> body = [&] { std::apply(kernel, args); };
+    std::function<void()> body = std::ref(run);
     block->body = &body;
     shared_watch watch(shared);
     order block_order(blocks);
@@ -48,7 +61,9 @@ void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, 
                 { t, 0, 0 }, { (unsigned)block_order[b], 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 }
             };
         watch.before_block();
+        if (translation) ptx->before_block(translation, shared, threads);
         run_block(*block);
+        if (translation) ptx->after_block();
         watch.after_block();
     }
     here.self = nullptr;
@@ -63,11 +78,26 @@ cudaError_t launch(stream_state *s, const char *what, bool barriers, void (*kern
     if (threads == 0 || threads > MAX_THREADS) return cudaErrorInvalidValue;
     if (shared > shared_limit((const void *)kernel)) return cudaErrorInvalidValue;
     std::string name = what;
+    const size_t sizes[] = { sizeof(P)... };
+    const void *translation = ptx ? ptx->find((const void *)kernel, sizes, sizeof...(P)) : nullptr;
     push(s, [=] {
         std::tuple<P...> a = args;
         kernel_name = name.c_str();
-        if (barriers) run_with_barriers(kernel, blocks, threads, shared, a);
-        else run_independent(kernel, blocks, threads, a);
+        auto run = [&](const auto &body) {
+            if (barriers) run_with_barriers(translation, blocks, threads, shared, body);
+            else run_independent(translation, blocks, threads, body);
+        };
+        if (translation) {
+            const void *at[sizeof...(P)];
+            std::apply(
+                [&](const auto &...x) {
+                    int k = 0;
+                    ((at[k++] = &x), ...);
+                },
+                a);
+            ptx->before_launch(translation);
+            run([&] { ptx->run(translation, at); });
+        } else run([&] { std::apply(kernel, a); });
         kernel_name = nullptr;
     });
     return cudaSuccess;

@@ -23,11 +23,16 @@
 namespace ms_shim
 {
 
+struct living {
+    size_t bytes;   // it occupies whole pages
+    uint64_t born;  // its number
+};
 struct arena {
     char *base = nullptr;
     size_t bytes = 0, used = 0;
     int fd = -1;
-    std::map<char *, size_t> live;
+    uint8_t *written = nullptr;  // in the mode `check`: a byte for each of the arena, 1: written since its allocation
+    std::map<char *, living> live;
     std::multimap<size_t, char *> free;
 };
 
@@ -67,6 +72,11 @@ inline bool open_arena(arena &a)
     void *p = mmap(nullptr, a.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, a.fd, 0);
     if (p == MAP_FAILED) return false;
     if (key >= 0) pkey_mprotect(p, a.bytes, PROT_READ | PROT_WRITE, key);
+    if (mode.check) {
+        void *w = mmap(nullptr, a.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (w == MAP_FAILED) return false;
+        a.written = (uint8_t *)w;
+    }
     a.base = (char *)p;
     return true;
 }
@@ -78,7 +88,23 @@ inline arena *arena_of(const void *p)
     return nullptr;
 }
 
+inline uint64_t births = 0;
+// What a library's stand-in writes is not known: allocations up to this number count as written.
+inline std::atomic<uint64_t> foreign { 0 };
+inline void wrote_foreign()
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    foreign = births;
+}
+// These bytes are written, wherever they lie.
+inline void wrote(const void *p, size_t n)
+{
+    arena *a = mode.check && n ? arena_of(p) : nullptr;
+    if (a && a->written) memset(a->written + ((const char *)p - a->base), 1, n);
+}
+
 inline thread_local int current_device = 0;
+inline size_t pages(size_t bytes) { return (bytes + 4095) & ~(size_t)4095; }
 
 }  // namespace ms_shim
 
@@ -89,7 +115,7 @@ inline cudaError_t cudaMalloc(void **out, size_t bytes)
     std::lock_guard<std::mutex> hold(memory_lock);
     arena &a = arenas[current_device];
     if (!open_arena(a)) return cudaErrorMemoryAllocation;
-    size_t whole = (bytes + 4095) & ~(size_t)4095;
+    size_t whole = ms_shim::pages(bytes);
     auto f = a.free.find(whole);
     char *p;
     if (f != a.free.end()) {
@@ -103,7 +129,8 @@ inline cudaError_t cudaMalloc(void **out, size_t bytes)
     }
     ASAN_POISON_MEMORY_REGION(p + bytes, whole - bytes);
     ASAN_UNPOISON_MEMORY_REGION(p, bytes);
-    a.live[p] = whole;
+    a.live[p] = { bytes, ++births };
+    if (a.written) memset(a.written + (p - a.base), 0, bytes);
     *out = p;
     return cudaSuccess;
 }
@@ -117,8 +144,8 @@ inline cudaError_t cudaFree(void *p)
     if (!a) return cudaErrorInvalidValue;
     auto f = a->live.find((char *)p);
     if (f == a->live.end()) return cudaErrorInvalidValue;
-    ASAN_POISON_MEMORY_REGION(p, f->second);
-    a->free.emplace(f->second, (char *)p);
+    ASAN_POISON_MEMORY_REGION(p, f->second.bytes);
+    a->free.emplace(pages(f->second.bytes), (char *)p);
     a->live.erase(f);
     return cudaSuccess;
 }

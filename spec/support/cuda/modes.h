@@ -8,6 +8,8 @@
 //   warps    masks and widths of shuffles are checked
 //   shared   shared memory is limited, and poisoned before each block
 //   align    vector accesses must be aligned
+//   check    with MOONSHARD_CUDA=ptx: each access of a kernel is checked (ptx/checks.h), also warps and align
+//   approx:N with MOONSHARD_CUDA=ptx: approximate instructions err within the ISA's bounds, drawn from N
 //   fail:CALL:N:ERROR   the N-th call of the CUDA function CALL fails with error code ERROR
 #pragma once
 #include <atomic>
@@ -28,7 +30,8 @@ namespace ms_shim
 
 struct modes {
     bool seed = false, late = false, chunks = false, warps = false, shared = false, align = false;
-    uint64_t seeded = 0;
+    bool check = false;
+    uint64_t seeded = 0, approx = 0;
     std::string failing;  // the function that fails, empty: none
     long failing_call = 0;
     int failing_error = 0;
@@ -101,6 +104,10 @@ inline modes read_modes()
         else if (word == "warps") m.warps = true;
         else if (word == "shared") m.shared = true;
         else if (word == "align") m.align = true;
+        else if (word == "check") m.check = m.warps = m.align = true;
+        else if (word.size() > 7 && word.compare(0, 7, "approx:") == 0 &&
+                 word.find_first_not_of("0123456789", 7) == std::string::npos)
+            m.approx = strtoull(word.c_str() + 7, nullptr, 10) * 2 + 1;
         else if (word.size() > 5 && word.compare(0, 5, "seed:") == 0 &&
                  word.find_first_not_of("0123456789", 5) == std::string::npos) {
             m.seed = true;
@@ -115,8 +122,8 @@ inline modes read_modes()
         if (known) continue;
         fprintf(
             stderr,
-            "emulated GPU: MOONSHARD_EMULATOR is '%s': '%s' is not one of seed:N, late, chunks, warps, shared, align "
-            "and fail:CALL:N:ERROR (a CUDA function, the number of the call, an error code)\n",
+            "emulated GPU: MOONSHARD_EMULATOR is '%s': '%s' is not one of seed:N, late, chunks, warps, shared, align, "
+            "check, approx:N and fail:CALL:N:ERROR (a CUDA function, the number of the call, an error code)\n",
             all.c_str(), word.c_str());
         _exit(2);
     }

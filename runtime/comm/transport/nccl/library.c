@@ -62,7 +62,7 @@ static void *standin(char *text, size_t n)
 static void *load(char *text, size_t n)
 {
     const char *mode = getenv("MOONSHARD_CUDA"), *path = getenv("MOONSHARD_NCCL");
-    if (mode && strcmp(mode, "emulated") == 0) return standin(text, n);
+    if (mode && (strcmp(mode, "emulated") == 0 || strcmp(mode, "ptx") == 0)) return standin(text, n);
     if (mode && strcmp(mode, "null") == 0) {
         snprintf(text, n, "NCCL cannot use the null device (MOONSHARD_CUDA)");
         return NULL;
