@@ -171,8 +171,17 @@ function kinds.Precompiled(node)
   local map, why = charsmaps.new(base64.decode(node:get("precompiled_charsmap", opts.string, true)))
   if not map then node:fail("precompiled_charsmap", why) end
   local clusters = splitters.regex_of(node, "type", [[\X]])
+  -- Bytes of characters that the map may change alone, or that may join the one before.
+  local touched = { "[\128-\255\r" }
+  for c = 1, 127 do
+    local char = string.char(c)
+    if map:find(char) then touched[#touched + 1] = "%" .. char end
+  end
+  touched = (table.concat(touched) .. "]"):gsub("%%(%w)", "%1")
   return function(piece)
     local s, changes = piece.s, {}
+    local at = s:find(touched)
+    if not at then return piece end
     -- New characters count as coming from the old ones in order, those that remain from the last one.
     local function replace(i, j, new)
       if new == s:sub(i, j) then return end
@@ -182,15 +191,19 @@ function kinds.Precompiled(node)
         changes[#changes + 1] = { j + 1, j, c[3], i + old[math.min(k, #old)][1] - 1 }
       end
     end
-    splitters.each(clusters, s, function(i, j, matches)
-      if not matches then return end
+    local done = 0
+    while at do
+      local i, j = clusters:find(s, math.max(at - 1, done + 1))
+      if not i then break end
       local new = j - i < 5 and map:find(s:sub(i, j))
-      if new then return replace(i, j, new) end
-      for _, c in ipairs(chars_of(s:sub(i, j))) do
+      if new then replace(i, j, new) end
+      for _, c in ipairs(new and {} or chars_of(s:sub(i, j))) do
         new = map:find(c[3])
         if new then replace(i + c[1] - 1, i + c[2] - 1, new) end
       end
-    end)
+      done = j
+      at = s:find(touched, done + 1)
+    end
     return pieces.change(piece, changes)
   end
 end
