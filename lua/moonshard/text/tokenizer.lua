@@ -223,16 +223,18 @@ local function trim(self, list, text)
   end
 end
 
+-- Adds a text's tokens without a template.
+local function add_text(self, list, text, skip)
+  if not self._before then return add_part(self, list, text, 1, #text, skip) end
+  self._before:each(text, function(i, j, id)
+    if id then list:add(id, i, j) else add_part(self, list, text, i, j, skip) end
+  end, skip)
+end
+
 -- The list of a text's tokens without a template.
 local function list_of(self, text, offsets, skip)
   local list = new_list(offsets)
-  if not self._before then
-    add_part(self, list, text, 1, #text, skip)
-  else
-    self._before:each(text, function(i, j, id)
-      if id then list:add(id, i, j) else add_part(self, list, text, i, j, skip) end
-    end, skip)
-  end
+  add_text(self, list, text, skip)
   if offsets and self._o.template.trim then trim(self, list, text) end
   return list
 end
@@ -276,13 +278,19 @@ function TextTokenizer:encode(text, given)
   expect_self(self, who)
   opts.expect(text, opts.string, "%s: the text", who)
   local o = opts(who, given, { pair = opts.string, special = true, parse = true, offsets = false })
-  local lists = { list_of(self, text, o.offsets, not o.parse) }
-  lists[2] = o.pair and list_of(self, o.pair, o.offsets, not o.parse)
   local template = (o.special and self._o.template or PLAIN)[o.pair and "pair" or "single"]
   local more = (o.pair or o.offsets) and {} or nil
-  local types = more and {}
-  local list = not more and is_bare(template) and lists[1] or fill(template, lists, types)
-  if more then
+  local list
+  if not more then
+    list = new_list()
+    for _, part in ipairs(template) do
+      if part.sequence then add_text(self, list, text, not o.parse) end
+      for _, id in ipairs(part.ids or {}) do list:add(id) end
+    end
+  else
+    local lists, types = { list_of(self, text, o.offsets, not o.parse) }, {}
+    lists[2] = o.pair and list_of(self, o.pair, o.offsets, not o.parse)
+    list = fill(template, lists, types)
     more.types = create.tensor(types, { dtype = "int64" })
     if #types == 0 then more.types = create.zeros(0, { dtype = "int64" }) end
     if o.offsets then
