@@ -53,6 +53,9 @@ describe("on a GPU a copy of", function()
         u:fill_(3)
         v:fill_(3)
         same(x, y, table.concat(case, " ") .. ", filled")
+        x:fill_(7)
+        y:fill_(7)
+        same(x, y, table.concat(case, " ") .. ", all filled")
       end
     end)
   end
