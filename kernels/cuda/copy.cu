@@ -273,7 +273,7 @@ const ms_cuda_kernel ms__cuda_copy[] = {
 // Elements that a block handles.
 constexpr int64_t SPAN = BLOCK * WIDE * 2;
 
-// ---- reductions over ranks: in the order of the ranks, bitwise equal to the CPU's (comm/reduce.c) ----
+// ---- reductions over ranks: in the order of the ranks, bitwise equal to the CPU's (comm/movers/reduce.c) ----
 
 enum { PARTS = 24, POINTERS = 2 * MS_CUDA_MEMBERS + 64 };
 enum { SUM = MS_DIST_SUM, AVG = MS_DIST_AVG, MAX = MS_DIST_MAX, MIN = MS_DIST_MIN, PROD = MS_DIST_PROD };

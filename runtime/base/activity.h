@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // base/activity.h -- whether the script's thread makes progress in the engine. Peers read this struct
-// (comm/job/peer.c): at the start and end of a job they wait for a rank that computes, and give up on a rank that only
-// executes Lua.
+// (comm/process/peer.c): at the start and end of a job they wait for a rank that computes, and give up on a rank that
+// only executes Lua.
 #ifndef MS_ACTIVITY_H
 #define MS_ACTIVITY_H
 

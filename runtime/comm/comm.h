@@ -20,5 +20,7 @@ ms_group *ms__group_by_id(double id);    // NULL with the error set
 // Keeps g's address valid until ms__group_release; g may be NULL. Collectives of g fail after dist.free_group.
 ms_group *ms__group_hold(ms_group *g);
 void ms__group_release(ms_group *g);
+// The number of recoveries (ms_dist_recover): the same on all ranks whenever they communicate.
+uint64_t ms__comm_epoch(void);
 
 #endif

@@ -2,8 +2,9 @@
 // comm/request.h -- one collective as the engine requests it.
 //
 // The collectives of a stream start in the order in which the script issued them, across all groups. Streams do not
-// wait for each other, except where NCCL moves the tensors (comm/native.c). The ranks compare fingerprints before data
-// moves. A collective is complete on a rank when its output is written and no peer will access its tensors again.
+// wait for each other, except where NCCL moves the tensors (comm/movers/native.c). The ranks compare fingerprints
+// before data moves. A collective is complete on a rank when its output is written and no peer will access its tensors
+// again.
 #ifndef MS_REQUEST_H
 #define MS_REQUEST_H
 

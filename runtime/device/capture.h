@@ -3,7 +3,7 @@
 // without the script.
 //
 // A captured step is a list of pieces of work, each a function and an argument block whose pointers are final. The
-// files that do the work also record it: ops/captured.c calls of operators, fills and copies; comm/captured.c
+// files that do the work also record it: ops/captured.c calls of operators, fills and copies; comm/issue/captured.c
 // collectives; train/pass.c, clip.c, unscale.c and scaler.c their work. autograd/captured.c notes what the step did
 // to the grads of leaves, and train/captured.c has the public functions.
 //

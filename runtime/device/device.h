@@ -125,7 +125,7 @@ typedef struct ms_cuda_finish {
     double divisor, scale;
 } ms_cuda_finish;
 
-// A reduction over ranks (comm/gpu.c): of every part, n_ranks sources are combined in their order and the result is
+// A reduction over ranks (comm/movers): of every part, n_ranks sources are combined in their order and the result is
 // stored in n_dst destinations. Half types are added in float32 and rounded once, other types in their own type: the
 // result is bitwise equal to the CPU's. src and dst hold the pointers of all parts: part i has src[i * n_ranks ...]
 // and dst[i * n_dst ...]. A destination may be a source.

@@ -192,7 +192,7 @@ ms_status ms__unit_replan(unit *u)
 
 // The serial number of the next unit with this name, the class of its module, in this group. It counts calls, whether
 // they succeed or not, because every rank makes the same calls. If making a model fails on one rank, that rank skips
-// the model's later units; so counting starts again in each epoch (comm/broken.h).
+// the model's later units; so counting starts again in each epoch (comm/recover.h).
 static uint32_t next_serial(const char *name, double group)
 {
     static struct {

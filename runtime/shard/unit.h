@@ -11,7 +11,7 @@
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
-#include "comm/broken.h"
+#include "comm/recover.h"
 #include "comm/request.h"
 #include "autograd/graph.h"
 #include "base/trace.h"

@@ -3,7 +3,7 @@
 #include "autograd/captured.h"
 #include "base/activity.h"
 #include "base/trace.h"
-#include "comm/broken.h"
+#include "comm/recover.h"
 #include "ops/captured.h"
 #include "ops/queued.h"
 #include "train/scaler.h"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The slices in which a staged collective goes through the windows (runtime/comm/window.h), for more members than a
---- spec can run.
+--- The slices in which a staged collective goes through the windows (runtime/comm/memory/window.h), for more members
+--- than a spec can run.
 local ffi = require "ffi"
 local process = require "spec.support.process"
 
@@ -9,7 +9,7 @@ describe("a slice of a staged collective", function()
 
   lazy_setup(function()
     folder = process.temp_folder()
-    process.write(folder .. "/slice.c", '#include "comm/window.h"\n'
+    process.write(folder .. "/slice.c", '#include "comm/memory/window.h"\n'
       .. "void slice(double *out, double window, int blocks, int members)\n"
       .. "{ ms_slice s = ms__slice((size_t)window, blocks, members); out[0] = (double)s.bytes; out[1] = s.blocks; }\n")
     assert.are.equal(0, os.execute(("cc -shared -fPIC -I%s/runtime -o %s/slice.so %s/slice.c"):format(process.root,

@@ -32,7 +32,7 @@ return {
     file = "runtime/shard/reduce.c", old = [[all = ms_work_wait(r->work);]], new = [[all = MS_OK;]] },
   { name = "wait-peers", what = "a collective is complete while peers still read its input",
     specs = "spec/dist/collectives_spec.lua",
-    file = "runtime/comm/exchange.c",
+    file = "runtime/comm/agree/exchange.c",
     old = [[return moved == MS_OK && !small ? wait_done(w, c->number) : moved;]],
     new = [[return moved;]] },
   { name = "shared-gradient", what = "a leaf keeps, or adds to, a gradient that other leaves share",

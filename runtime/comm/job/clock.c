@@ -5,8 +5,10 @@
 // several times, and keeps the answer with the shortest round trip: rank 0 sent it in the middle of that trip, to
 // within half of the trip. Two measurements give the drift as well (ms__job_time).
 #include <sched.h>
+#include "comm/job/clock.h"
 #include "base/trace.h"
-#include "comm/internal.h"
+#include "comm/memory/board.h"
+#include "comm/world/message.h"
 
 enum { ROUNDS = 100, TAG_CLOCK = 7 };
 

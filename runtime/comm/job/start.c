@@ -13,18 +13,20 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
+#include "comm/job/start.h"
+#include "base/env.h"
 #include "base/launcher.h"
 #include "base/trace.h"
-#include "comm/internal.h"
-#include "comm/transport/self.h"
-
-ms_world ms__world = {
-    .rank = 0, .size = 1, .local_size = 1, .nodes = 1, .transport = &ms__transport_self, .timeout = 60, .step = -1
-};
-
-static pthread_mutex_t transport_mutex = PTHREAD_MUTEX_INITIALIZER;
-void ms__transport_lock(void) { pthread_mutex_lock(&transport_mutex); }
-void ms__transport_unlock(void) { pthread_mutex_unlock(&transport_mutex); }
+#include "device/device.h"
+#include "comm/job/clock.h"
+#include "comm/job/end.h"
+#include "comm/memory/arena.h"
+#include "comm/memory/control.h"
+#include "comm/movers/native.h"
+#include "comm/process/clean.h"
+#include "comm/process/death.h"
+#include "comm/process/join.h"
+#include "comm/process/link.h"
 
 // ---- nodes ----------------------------------------------------------------------------------------
 
@@ -248,12 +250,14 @@ static ms_status join(const ms_launch *launch)
                         "dist.init: %s started %d ranks, but only %d connected over '%s'; use the launcher of the MPI "
                         "library that the plugin was built with",
                         launch->name, (int)launch->world, w->size, w->transport->name);
-    if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks; at most 1024 are supported", w->size);
+    if (w->size > RANKS)
+        return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks; at most %d are supported", w->size, RANKS);
     if (w->size == 1) return MS_OK;
     hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
     if (!all) return ms__no_memory((size_t)w->size * sizeof *all, "dist.init", "%d ranks", w->size);
     ms_status status = find_nodes(&mine, all);
-    if (status == MS_OK) status = ms__node_layout();
+    if (status == MS_OK) status = ms__control_layout();
+    if (status == MS_OK) status = ms__arenas_start();
     if (status == MS_OK) status = control_memory(&mine, all);
     if (status == MS_OK) {
         w->board = (ms_board *)w->ctl;
@@ -265,8 +269,14 @@ static ms_status join(const ms_launch *launch)
     if (status == MS_OK) ms__clock_take();
     free(all);
     MS_TRY(status);
-    MS_TRY(ms__node_start());
-    MS_TRY(ms__link_start());
+    ms__engine_waits = &ms__board_me()->engine_waits;
+    MS_TRY(ms__deaths_watch());
+    if (w->nodes > 1) {
+        bool watches;
+        MS_TRY(ms__link_open(&watches));
+        if (watches) ms__deaths_watch_links();
+        MS_TRY(ms__link_made());
+    }
     if (w->local_rank == 0) ms__comm_clean(false);
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // so that waits can sleep for 10 us
     return MS_OK;

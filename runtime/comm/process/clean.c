@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+// comm/process/clean.c -- removes files left by killed jobs: Open MPI's segments (4 MiB per rank) and control memories.
+// (A running job unlinks its control memory as soon as all ranks have opened it.) A file is stale if it belongs to this
+// user, was made on this host, and no process has it open or mapped. A file in use is never stale: its maker keeps it
+// open until it is mapped, and mapped until the process exits.
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "comm/process/clean.h"
+
+enum { MAX_STALE = 256, NAME = 200 };
+
+static char names[MAX_STALE][NAME];  // whole paths
+static int n_names;
+
+static void list(const char *folder)
+{
+    char mine[NAME], host[128] = "";
+    gethostname(host, sizeof host - 1);
+    host[strcspn(host, ".")] = 0;
+    int n = snprintf(mine, sizeof mine, "vader_segment.%s.%u.", host, (unsigned)getuid());
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && n_names < MAX_STALE && (e = readdir(d));) {
+        struct stat st;
+        bool segment = strncmp(e->d_name, mine, (size_t)n) == 0;
+        int pid, control = 0;
+        if (!segment && (sscanf(e->d_name, CONTROL_NAME "%d-%*6[A-Za-z0-9]%n", &pid, &control) != 1 || control == 0 ||
+                         e->d_name[control]))
+            continue;
+        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) ||
+            st.st_uid != getuid())
+            continue;
+        if (snprintf(names[n_names], NAME, "%s/%s", folder, e->d_name) < NAME) n_names++;
+    }
+    if (d) closedir(d);
+}
+
+static void unlist(const char *path)
+{
+    for (int k = 0; k < n_names; k++)
+        if (strcmp(path, names[k]) == 0) {
+            memmove(names[k], names[--n_names], NAME);
+            return;
+        }
+}
+
+// Removes from the list the files that a process uses. Checks the process's descriptors before its mappings, because a
+// file is mapped before it is closed. A process whose /proc this user cannot read does not belong to this user's jobs.
+static void unlist_used_by(const char *pid)
+{
+    char path[300], to[NAME + 100], line[600];
+    snprintf(path, sizeof path, "/proc/%.20s/fd", pid);
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        ssize_t n = readlinkat(dirfd(d), e->d_name, to, sizeof to - 1);
+        if (n <= 0) continue;
+        to[n] = 0;
+        unlist(to);
+    }
+    if (d) closedir(d);
+    snprintf(path, sizeof path, "/proc/%.20s/maps", pid);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        const char *at = strchr(line, '/');
+        if (at) unlist(at);
+    }
+    if (f) fclose(f);
+}
+
+void ms__comm_clean(bool leaving)
+{
+    const char *temporary = getenv("TMPDIR");
+    n_names = 0;
+    list("/dev/shm");
+    list("/tmp");
+    if (temporary && *temporary && strcmp(temporary, "/tmp") != 0) list(temporary);
+    if (n_names == 0) return;
+    DIR *d = opendir("/proc");
+    if (!d) return;
+    for (struct dirent *e; n_names > 0 && (e = readdir(d));)
+        if (isdigit((unsigned char)e->d_name[0]) && !(leaving && atoi(e->d_name) == (int)getpid()))
+            unlist_used_by(e->d_name);
+    closedir(d);
+    for (int k = 0; k < n_names; k++) unlink(names[k]);
+}
