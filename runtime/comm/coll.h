@@ -13,6 +13,7 @@ typedef struct {
     ms_reduction reduction;
     int n_ranks;
     double scale;  // multiplies the result before it is rounded
+    bool narrow;   // ms_request.narrow
 } ms_reducer;
 
 typedef struct {
@@ -21,13 +22,6 @@ typedef struct {
     size_t bytes;
     double numel;  // number of elements, for ms_dist_record_get
 } ms_operand;
-
-typedef struct ms_native ms_native;
-typedef struct {             // tensors on a GPU
-    struct ms_stage *stage;  // set if they are copied to CPU memory
-    ms_native *native;       // set if the transport's library moves them
-    struct ms_there *there;  // set if they stay on the GPU: comm/gpu.c
-} ms_coll_gpu;
 
 typedef struct ms_coll {
     ms_group *g;
@@ -52,11 +46,21 @@ typedef struct ms_coll {
     ms_tensor *keep[2];  // the request's input and output, retained
     atomic_bool raised;  // failed because the group is broken
     struct ms_far *far;  // set on the leader: messages that exchange ready slots with other nodes
-    ms_coll_gpu gpu;
+    // Set by the mover that has prepared the tensors (movers/mover.h). mover NULL: they are in CPU memory.
+    const struct ms_mover *mover;
+    void *prepared;  // what the mover keeps for this collective
+    // How to queue work on tensors that stay on a GPU: c is then complete for the host when its work is queued. NULL:
+    // they are in CPU memory.
+    const struct ms_bytes *device;
+    bool final;          // a library moves the tensors: once committed, this rank cannot leave it
+    ms_storage *marked;  // gets the collective's event, too: the output's storage on a GPU
 } ms_coll;
 
 // The root's member number in g; -1 if the operation has no root or the root is not a member.
 int ms__coll_root(const ms_group *g, int op, int root);
+bool ms__coll_on_device(const ms_coll *c);  // whether a tensor is on a GPU
+// Engine thread: waits until the compute stream may read c's input and write its output.
+ms_status ms__coll_sync(ms_coll *c);
 void ms__coll_not_inline(ms_coll *c);  // clears c->inline_: the input is not sent in the slot's payload after all
 
 #endif

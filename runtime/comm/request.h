@@ -2,7 +2,7 @@
 // comm/request.h -- one collective as the engine requests it.
 //
 // The collectives of a stream start in the order in which the script issued them, across all groups. Streams do not
-// wait for each other, except where NCCL moves the tensors (comm/movers/native.c). The ranks compare fingerprints
+// wait for each other, except where NCCL moves the tensors (comm/movers/nccl/nccl.c). The ranks compare fingerprints
 // before data moves. A collective is complete on a rank when its output is written and no peer will access its tensors
 // again.
 #ifndef MS_REQUEST_H

@@ -10,7 +10,7 @@
 
 uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
 
-// Polls: the event's stream may wait for a peer's GPU, which may never finish (comm/movers/gpu_wait.c).
+// Polls: the event's stream may wait for a peer's GPU, which may never finish (comm/movers/gpu/flights.c).
 ms_status ms__cuda_await(void *event)
 {
     enum { US = 1000 };

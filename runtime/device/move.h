@@ -13,7 +13,7 @@ ms_status ms__cuda_sync(int device, int stream);
 // How often the host has waited for all work of each GPU's compute stream.
 extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
 // Waits for all streams of a GPU, without retiring records (device/stream.h). Fails if a peer's GPU keeps this one
-// from ending its work (comm/movers/gpu_wait.c).
+// from ending its work (comm/movers/gpu/flights.c).
 ms_status ms__cuda_settle(int index);
 // Waits for an event. Fails as ms__cuda_settle does.
 ms_status ms__cuda_await(void *event);

@@ -4,7 +4,7 @@
 //  1 publish   write fingerprint, places of input and output, and a small input as payload; then set `ready`
 //  2 agree     wait for every member's `ready` and compare fingerprints: a difference fails on every rank
 //  3 commit    one compare-and-swap decides for all members of the node: commit, or abandon because a member left
-//  4 move      the bytes (comm/movers/move.c)
+//  4 move      the bytes (comm/movers/mover.h)
 //  5 complete  set `done`; wait for the `done` of peers that access this rank's tensors
 //
 // A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit. It may leave after the commit only if
@@ -15,10 +15,8 @@
 #include "base/trace.h"
 #include "comm/agree/mismatch.h"
 #include "comm/memory/arena.h"
+#include "comm/movers/bytes.h"
 #include "comm/movers/far.h"
-#include "comm/movers/gpu.h"
-#include "comm/movers/move.h"
-#include "comm/movers/native.h"
 #include "comm/watch/break.h"
 #include "comm/watch/broken.h"
 #include "comm/watch/text.h"
@@ -56,9 +54,9 @@ static ms_status publish(ms_coll *c, int64_t arrived)
         s->flags |= SLOT_INLINE;
         s->bytes = (uint32_t)c->in.bytes;
         if (c->in.bytes) memcpy(s->payload, c->in.data, c->in.bytes);  // empty tensors have no address
-    } else if (MS_UNLIKELY(c->gpu.there != NULL)) {
-        ms__gpu_publish(c, s);
-    } else if (!c->gpu.native) {
+    } else if (MS_UNLIKELY(c->mover && c->mover->publish)) {
+        c->mover->publish(c, s);
+    } else if (!c->final) {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
         bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
@@ -141,19 +139,6 @@ static bool decide(ms_coll *c, bool go)
     return was == c->number * 2 + 1;
 }
 
-// Waits until all members on this node have completed collective `number`: c, or an earlier one that used c's slots.
-static ms_status wait_done(ms_waiter *w, uint64_t number)
-{
-    ms_coll *c = w->c;
-    ms_group *g = c->g;
-    for (int k = 0; k < g->n; k++) {
-        if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
-        while (atomic_load_explicit(&s->done, memory_order_acquire) < number) MS_TRY(ms__wait_poll(w));
-    }
-    return MS_OK;
-}
-
 // Returns what a profile says about the collective. To be called before `done` is set, while no member reuses its slot.
 static ms_collective_range in_profile(const ms_coll *c)
 {
@@ -183,55 +168,14 @@ static ms_collective_range in_profile(const ms_coll *c)
 
 // ---- all steps ------------------------------------------------------------------------------------
 
-// Fails if a peer could not queue its part on its GPU: this rank's result lacks that part. The peer's own error gives
-// the reason.
-static ms_status check_parts(const ms_coll *c)
-{
-    const ms_group *g = c->g;
-    for (int k = 0; k < g->n; k++) {
-        char text[100];
-        if (k == g->me || atomic_load(&slot_of(g, k, c->seq)->failed) != c->number) continue;
-        snprintf(text, sizeof text, "rank %d could not queue its part on its GPU", g->ranks[k]);
-        return ms__coll_fail(c, text);
-    }
-    return MS_OK;
-}
-
-// Steps 4 (move) and 5 (complete) on this rank's GPU: queues the work.
-static ms_status move_there(ms_waiter *w)
-{
-    ms_coll *c = w->c;
-    ms_slot *mine = slot_of(c->g, c->g->me, c->seq);
-    ms_status moved = ms__gpu_start(c), kept;
-    if (moved == MS_OK) moved = ms__move_direct(c);
-    if ((kept = ms__gpu_moved(c)) != MS_OK && moved == MS_OK) moved = kept;
-    if (moved != MS_OK) atomic_store(&mine->failed, c->number);
-    atomic_store_explicit(&mine->done, c->number, memory_order_release);
-    ms_status done = wait_done(w, c->number);
-    if (moved == MS_OK) moved = done;
-    if (moved == MS_OK) moved = check_parts(c);
-    ms_status ended = ms__gpu_finish(c, done == MS_OK);
-    return moved != MS_OK ? moved : ended;
-}
-
-// Steps 4 (move) and 5 (complete). All members move the bytes in the same way, which follows from the flags of all
-// slots.
+// Steps 4 (move) and 5 (complete).
 static ms_status move(ms_waiter *w)
 {
     ms_coll *c = w->c;
-    ms_group *g = c->g;
-    uint32_t flags = ~0u;
-    for (int k = 0; k < g->n; k++) flags &= slot_of(g, k, c->seq)->flags;
-    bool small = c->inline_ && (g->far || (flags & SLOT_INLINE)), there = false;
-    if (MS_UNLIKELY(c->gpu.there || (!small && !(flags & SLOT_DIRECT)))) {
-        MS_TRY(ms__gpu_agree(w, &there));
-        if (there) return move_there(w);
-    }
-    if (MS_UNLIKELY(c->delay > 0)) pause_for(c->delay);
-    if (MS_UNLIKELY(c->inline_ && !small)) ms__coll_not_inline(c);  // a peer's tensor is on a GPU
-    ms_status moved = small ? ms__move_inline(c) : (flags & SLOT_DIRECT) ? ms__move_direct(c) : ms__move_staged(w);
-    atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
-    return moved == MS_OK && !small ? wait_done(w, c->number) : moved;
+    const ms_mover *m;
+    MS_TRY(ms__mover_choose(w, &m));
+    if (MS_UNLIKELY(c->delay > 0) && !(c->device && m == c->mover)) pause_for(c->delay);  // a GPU pauses by itself
+    return m->finish(w, m->move(w));
 }
 
 // Runs all steps of the collective. While a profile is recorded, arrived is the time at which this rank arrived, and
@@ -245,7 +189,7 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     // Entry k of the ring of slots is free when this rank's earlier collective in it has finished and no peer reads the
     // payload of that collective.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
-    if (g->committed[k]) MS_TRY(wait_done(w, g->committed[k]));
+    if (g->committed[k]) MS_TRY(ms__wait_done(w, g->committed[k]));
 
     MS_TRY(publish(c, arrived));
     // A refused call matches no request, so the peers' calls fail, and this rank need not wait for them.
@@ -264,12 +208,6 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     w->committed = true;
     g->committed[k] = c->number;
     if (MS_UNLIKELY(arrived != 0)) *seen = in_profile(c);
-    if (MS_UNLIKELY(c->gpu.native != NULL)) {
-        if (c->delay > 0) pause_for(c->delay);
-        ms_status moved = ms__native_move(w);
-        if (moved == MS_OK) atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
-        return status != MS_OK ? status : moved;
-    }
     ms_status moved = move(w);
     return status != MS_OK ? status : moved;
 }
@@ -296,7 +234,6 @@ ms_status ms__coll_run(ms_coll *c)
     ms_status status = run(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
     if (MS_UNLIKELY(status != MS_OK)) ms__coll_failed(c, status);
     ms__wait_end(&w);
-    if (c->gpu.native) ms__native_step_out(c);
     if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK && seen.members) range_here.collective = &seen;
     uint64_t was = atomic_load(&c->g->finished[k]);
     while (was < c->number && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->number)) {}

@@ -15,10 +15,8 @@
 #include "comm/issue/make.h"
 #include "comm/issue/recording.h"
 #include "comm/memory/board.h"
-#include "comm/movers/device.h"
-#include "comm/movers/gpu.h"
-#include "comm/movers/move.h"
-#include "comm/movers/native.h"
+#include "comm/movers/alone.h"
+#include "comm/movers/mover.h"
 #include "comm/watch/break.h"
 #include "comm/watch/broken.h"
 
@@ -42,11 +40,10 @@ void ms_work_free(ms_work *w)
 
 // ---- issuing --------------------------------------------------------------------------------------
 
-// Runs c. If its tensors were copied from a GPU to CPU memory, copies the output back afterwards.
 static ms_status run(ms_coll *c)
 {
     ms_status status = ms__coll_run(c);
-    return status == MS_OK && c->gpu.stage ? ms__coll_unstage(c) : status;
+    return c->mover && c->mover->leave ? c->mover->leave(c, status) : status;
 }
 static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
 static void retire_record(void *arg, ms_status result)
@@ -64,20 +61,12 @@ static void attach(ms_coll *c)
     if (c->out.storage) ms__storage_retain(c->out.storage);
 }
 
-// On the compute stream: waits until c may read its input and write its output.
-static ms_status sync_storages(ms_coll *c)
-{
-    if (c->in.storage) MS_TRY(ms__storage_sync(c->in.storage, false));
-    for (int i = 0; i < c->n_parts; i++) MS_TRY(ms__storage_sync(c->parts[i].t->storage, false));
-    return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
-}
-
 // Makes c wait for e, the event of earlier work on one of c's storages. If c's tensors stay on a GPU, e may be done
 // when the earlier work is only queued there. Work queued on c's own stream runs before c in any case. For other work
 // ms__event_wait makes the compute stream wait for that work, and c waits for the compute stream.
 static ms_status order_event(const ms_coll *c, ms_pending *e)
 {
-    if (c->gpu.there && !ms__event_on(e, c->stream)) return ms__event_wait(e);
+    if (c->device && !ms__event_on(e, c->stream)) return ms__event_wait(e);
     return ms__stream_wait(ms__stream(MS_CPU, c->stream), e);
 }
 
@@ -87,7 +76,7 @@ static ms_status order_storage(const ms_coll *c, ms_storage *st, bool write)
     MS_TRY(order_event(c, st->event));
     // A reader also waits for earlier readers: the storage keeps one event of readers, which must cover all of them.
     // One on the CPU that has ended needs no wait; if it has failed, that does not concern c.
-    if (!c->gpu.there && ms__event_done(st->readers)) return MS_OK;
+    if (!c->device && ms__event_done(st->readers)) return MS_OK;
     return order_event(c, st->readers);
 }
 
@@ -126,7 +115,7 @@ static void take_number(ms_coll *c)
     last->group = g->id;
     last->number = c->number;
     last->fingerprint = c->fingerprint;
-    if (c->gpu.native) ms__native_line_up(c);
+    if (c->mover && c->mover->enter) c->mover->enter(c);
 }
 
 // Called when a collective that has a number cannot be run: breaks the group, and lets a later collective use its
@@ -141,7 +130,6 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
 {
     ms_group *g = c->g;
     ms_status status = MS_OK;
-    ms_storage *marked = NULL;
     if (work) *work = NULL;
     ms__stream_reap();
     if (MS_UNLIKELY(ms__capturing != NULL)) {
@@ -158,12 +146,9 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (g->n == 1) {
-        status = sync_storages(c);
+        status = ms__coll_sync(c);
         if (status == MS_OK) status = ms__record_collective(c);
-        if (status == MS_OK && ms__coll_on_device(c))
-            status = ms__coll_alone_there(c, c->in.storage ? c->in.storage->device : MS_CPU,
-                                          c->out.storage ? c->out.storage->device : MS_CPU);
-        else if (status == MS_OK) status = ms__coll_alone(c);
+        if (status == MS_OK) status = ms__move_alone(c);
         goto drop;
     }
     if (ms__world.stopped) {
@@ -171,26 +156,16 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if ((status = ms__group_whole(g, ms__request_name(&c->fingerprint))) != MS_OK) goto drop;
-    if (ms__coll_on_device(c)) {
-        if (c->gpu.native) {
-            status = sync_storages(c);
-            if (status == MS_OK) status = ms__native_issue(c);
-        } else {
-            status = ms__gpu_take(c);
-            if (status == MS_OK && !c->gpu.there) status = sync_storages(c);
-            if (status == MS_OK && !c->gpu.there) status = ms__coll_stage(c, &marked);
-        }
-        if (status != MS_OK) goto drop;
-    }
+    if (ms__coll_on_device(c) && (status = ms__mover_prepare(c)) != MS_OK) goto drop;
     if (c->stream == MS_STREAM_COMPUTE) {
-        status = sync_storages(c);
+        status = ms__coll_sync(c);
     } else {
         if (c->in.storage) status = order_storage(c, c->in.storage, false);
         for (int i = 0; i < c->n_parts && status == MS_OK; i++)
             status = order_storage(c, c->parts[i].t->storage, false);
         if (status == MS_OK && c->out.storage) status = order_storage(c, c->out.storage, true);
     }
-    if (status == MS_OK && c->gpu.there) status = ms__gpu_begin(c);
+    if (status == MS_OK && c->mover && c->mover->ready) status = c->mover->ready(c);
     if (status != MS_OK) goto drop;
 
     take_number(c);
@@ -206,7 +181,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     // c retains its storages until it is retired; later users of the storages wait for its event.
-    ms_storage *in = c->in.storage, *out = c->out.storage, *parts[MS_PARTS];
+    ms_storage *in = c->in.storage, *out = c->out.storage, *marked = c->marked, *parts[MS_PARTS];
     int n_parts = c->n_parts;
     for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
     attach(c);
@@ -258,5 +233,5 @@ static void reported(uint64_t epoch, const char *text)
 __attribute__((constructor)) static void observe_streams(void)
 {
     ms__stream_observer =
-        (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = reported, .check = ms__flights_check };
+        (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = reported, .check = ms__movers_check };
 }

@@ -4,9 +4,7 @@
 #include "comm/issue/make.h"
 #include "base/watched.h"
 #include "device/capture.h"
-#include "comm/movers/device.h"
-#include "comm/movers/gpu.h"
-#include "comm/movers/native.h"
+#include "comm/movers/mover.h"
 
 // ---- the fingerprint ------------------------------------------------------------------------------
 
@@ -84,8 +82,8 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
     c->in.data = r->in ? ms__data(r->in) : r->from->data;
     c->out.data = r->in ? ms__data(r->out) : r->to->data;
     const ms_piece *p = c->pieces;
-    if (!c->fingerprint.native && c->n_pieces == 1 && !p->line && p->total == (uint64_t)members * p->bytes &&
-        p->out_stride == p->bytes && p->bytes <= PAYLOAD) {
+    if (c->n_pieces == 1 && !p->line && p->total == (uint64_t)members * p->bytes && p->out_stride == p->bytes &&
+        p->bytes <= PAYLOAD) {
         c->inline_ = true;
         c->in.data += p->in_offset;
         c->out.data += p->out_offset;
@@ -145,7 +143,7 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     c->out.numel = r->out ? (double)r->out->numel : 0;
     c->count = (size_t)(c->op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
     c->fingerprint.count = (uint64_t)(r->by_script ? counted : sent)->numel;
-    c->inline_ = !c->fingerprint.native && (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
+    c->inline_ = (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
     return MS_OK;
 }
 
@@ -175,9 +173,7 @@ static ms_coll *coll_new(int op)
 
 void ms__coll_drop(ms_coll *c)
 {
-    if (c->gpu.stage) ms__coll_stage_drop(c);
-    if (c->gpu.native) ms__native_drop(c);
-    if (c->gpu.there) ms__gpu_drop(c);
+    if (c->mover) c->mover->drop(c);
     ms__release(c->keep[0]);
     ms__release(c->keep[1]);
     if (c->in.storage) ms__storage_release(c->in.storage);
@@ -211,7 +207,8 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
                                                    : MS_U8,
                                 .reduction = row->kind & REDUCES ? r->reduction : MS_SUM,
                                 .n_ranks = r->group->n,
-                                .scale = r->scale != 0 ? r->scale : 1 };
+                                .scale = r->scale != 0 ? r->scale : 1,
+                                .narrow = r->narrow };
     c->stream = r->stream;
     c->root = root;
     c->fingerprint.op = c->op;
@@ -223,13 +220,9 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     memcpy(&scale, &c->reducer.scale, sizeof scale);
     if (row->kind & REDUCES) agree_on(c, scale);
     label(c, &r->label);
-    if (ms__native_serves(r)) {
-        c->fingerprint.native = 1;
-        agree_on(c, 1);
-    }
     ms_status status = take(c, r);
-    if (status == MS_OK && c->fingerprint.native) status = ms__native_make(c, r->narrow);
     if (status != MS_OK) {
+        c->in.storage = c->out.storage = NULL;  // c has not retained them
         ms__coll_drop(c);
         return status;
     }

@@ -2,6 +2,7 @@
 // comm/issue/recording.c -- the list of collectives that were issued (ms_dist_record_*), and MOONSHARD_DEBUG.
 #include <stdio.h>
 #include "comm/issue/recording.h"
+#include "comm/movers/bytes.h"
 
 static int debug_level = -1;  // -1: MOONSHARD_DEBUG has not been read yet
 

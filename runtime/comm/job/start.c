@@ -22,7 +22,7 @@
 #include "comm/job/end.h"
 #include "comm/memory/arena.h"
 #include "comm/memory/control.h"
-#include "comm/movers/native.h"
+#include "comm/movers/mover.h"
 #include "comm/process/clean.h"
 #include "comm/process/death.h"
 #include "comm/process/join.h"
@@ -294,7 +294,7 @@ ms_status ms__comm_start(const char *backend, double timeout)
     MS_TRY(ms__transport_choose(&transport, backend, &launch));
     MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "a number of seconds above 0", &w->timeout));
     if (timeout > 0) w->timeout = timeout;
-    if (transport->gpu) MS_TRY(ms__native_open(&launch));
+    MS_TRY(ms__movers_open(transport, &launch));
     w->transport = transport;
     if (transport->init) {
         ms__join_begin(w->timeout);

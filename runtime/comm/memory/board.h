@@ -20,7 +20,7 @@ typedef struct {
     _Atomic int state, engine_waits;  // engine_waits: the stream that the engine thread waits for; -1: none
     int pid;
     _Atomic int n_arenas;
-    // Where this rank's directory of GPU memory is (comm/gpu_memory.c): an arena, 0: none; gpu_at: the offset in it
+    // Where this rank's directory of GPU memory is (movers/gpu/memory.c): an arena, 0: none; gpu_at: the offset in it
     _Atomic uint32_t gpu_arena;
     uint64_t gpu_at;
     _Atomic int64_t lines;  // number of lines of the prompt that the rank has ended

@@ -145,5 +145,5 @@ void ms__group_release(ms_group *g)
 int ms__group_rank(const ms_group *g) { return g->me; }
 int ms__group_size(const ms_group *g) { return g->n; }
 bool ms__group_near(const ms_group *g) { return !g->far; }
-bool ms__group_maps(const ms_group *g) { return !g->far && !g->gpu; }
-bool ms__group_stays(const ms_group *g) { return !g->far || g->gpu; }
+bool ms__group_maps(const ms_group *g) { return !g->far && !g->communicator; }
+bool ms__group_stays(const ms_group *g) { return !g->far || g->communicator; }

@@ -31,7 +31,7 @@ struct ms_group {
     _Atomic uint64_t finished[RING];
     // For each entry of the ring: number of the latest collective that was committed; written before `finished`.
     uint64_t committed[RING];
-    ms_gpu_group *gpu;  // the group's communicator in the transport's library (NCCL); NULL: none
+    ms_gpu_group *communicator;  // in the transport's library (NCCL); NULL: none
     ms_group *next;
 };
 

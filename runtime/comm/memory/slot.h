@@ -24,12 +24,12 @@ typedef struct {
     int64_t arrived;               // when the member made the call, in ns of the job's clock; 0: it records no profile
     _Atomic uint64_t commit;       // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
     _Atomic uint64_t round;        // staged moves: the round that the member has reached
-    // For tensors that stay on a GPU (comm/gpu.c): numbers of collectives. left: the latest for whose events the member
+    // For tensors that stay on a GPU (movers/gpu): numbers of collectives. left: the latest for whose events the member
     // will queue no more waits. refused: the latest in which it could not map a peer's memory. failed: the latest in
     // which it could not queue its part.
     _Atomic uint64_t left, refused, failed;
     uint32_t begin, end;       // the member's events. begin: its tensors are ready; end: it has accessed all tensors
-    _Atomic uint64_t reached;  // comm/native.c: number of the latest collective that the member's GPU has reached
+    _Atomic uint64_t reached;  // NCCL: number of the latest collective that the member's GPU has reached
     uint64_t pad1[1];
     ms_fingerprint fingerprint;
     char pad2[SLOT - 128 - sizeof(ms_fingerprint) - PAYLOAD];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/memory/window.h -- how much of a staged collective fits in a window (movers/move.c).
+// comm/memory/window.h -- how much of a staged collective fits in a window (movers/staged.c).
 #ifndef MS_COMM_MEMORY_WINDOW_H
 #define MS_COMM_MEMORY_WINDOW_H
 

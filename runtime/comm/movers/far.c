@@ -7,7 +7,7 @@
 // contiguous blocks, and reductions of two members, use messages alone (ms__far_exchange, ms__far_pair).
 #include <pthread.h>
 #include "comm/movers/far.h"
-#include "comm/movers/reduce.h"
+#include "comm/movers/bytes.h"
 #include "comm/watch/text.h"
 #include "comm/world/message.h"
 

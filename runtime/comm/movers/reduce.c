@@ -5,6 +5,7 @@
 // other types in their own type. A single pass over mapped memory and a chain over nodes apply the functions of this
 // file to the same values in the same order, so both give the same bits.
 #include "comm/movers/reduce.h"
+#include "comm/movers/bytes.h"
 
 enum { TILE = 2048 };  // elements accumulated at a time: they fit the first-level cache
 

@@ -5,8 +5,7 @@
 #include "comm/job/clock.h"
 #include "comm/job/end.h"
 #include "comm/job/start.h"
-#include "comm/movers/gpu_memory.h"
-#include "comm/movers/native.h"
+#include "comm/movers/mover.h"
 #include "comm/world/message.h"
 
 ms_status ms_dist_init(const char *backend, double timeout)
@@ -19,7 +18,7 @@ ms_status ms_dist_init(const char *backend, double timeout)
     if (timeout > 0) ms__world.timeout = timeout;
     if (was) return MS_OK;
     MS_TRY(ms__groups_start());
-    return ms__native_start(ms__group_world());
+    return ms__movers_join(ms__group_world());
 }
 
 int ms_dist_is_initialized(void) { return ms__world.up; }
@@ -27,7 +26,7 @@ int ms_dist_is_initialized(void) { return ms__world.up; }
 void ms_dist_finalize(void)
 {
     ms__streams_drain();
-    ms__gpu_stop();
+    ms__movers_stop();
     ms__comm_stop();
 }
 

@@ -3,8 +3,7 @@
 #include <stdio.h>
 #include "base/watched.h"
 #include "device/device.h"
-#include "comm/movers/gpu_memory.h"
-#include "comm/movers/native.h"
+#include "comm/movers/mover.h"
 
 // A barrier of the world. Fails on all ranks unless all pass the same `group`, a hash.
 static ms_status agree_on_group(uint64_t group, const char *site, const char *text)
@@ -51,7 +50,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     if (!g) return -1;
     // All ranks must pass the same list; otherwise all get an error. From here on nothing may fail on one rank alone,
     // because groups must have the same places in the control memory on all ranks.
-    if (agree_on_group(hash ^ g->place, site, text) != MS_OK || ms__native_split(g) != MS_OK) {
+    if (agree_on_group(hash ^ g->place, site, text) != MS_OK || ms__movers_join(g) != MS_OK) {
         ms__group_end(g, false);
         return -1;
     }
@@ -91,8 +90,7 @@ ms_status ms_dist_free_group(double id, const char *site)
     ms__append(text, sizeof text, ")");
     if (g->n > 1) MS_TRY(finish_group(g));
     MS_TRY(agree_on_group((uint64_t)id ^ g->place << 20, site, text));
-    MS_TRY(ms__native_leave(g));
-    ms__gpu_forget_group(g);
+    MS_TRY(ms__movers_part(g));
     ms__group_end(g, true);
     return MS_OK;
 }

@@ -93,7 +93,7 @@ static ms_status report_absence(ms_waiter *w)
     char text[TEXT], where[600];
     asked_rank others[ASKED];
     snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
-    int named = w->committed && w->c->gpu.native ? list_unreached(w, text, sizeof text) : 0, list = !named;
+    int named = w->committed && w->c->final ? list_unreached(w, text, sizeof text) : 0, list = !named;
     int n_others = ms__world.nodes > 1 && list ? ask_others(w, others, ASKED) : 0;
     for (int k = 0; k < w->c->g->n && list; k++) {
         if (k == w->c->g->me || !is_missing(w, k)) continue;
@@ -187,7 +187,7 @@ ms_status ms__wait_poll(ms_waiter *w)
     ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
     // In a group over several nodes peers access only windows, so even a committed collective may be abandoned, unless
     // a library (NCCL) moves the tensors.
-    if (!w->committed || (c->g->far && !c->gpu.native)) {
+    if (!w->committed || (c->g->far && !c->final)) {
         if (MS_UNLIKELY(ms__is_broken(c->g, c->epoch))) return ms__broken_fail(c);
         if (c->stream == MS_STREAM_COMPUTE && !w->committed && c->g != ms__meeting) {
             ms_status status = ms__check_interrupt();
@@ -207,10 +207,22 @@ ms_status ms__wait_round(ms_waiter *w, uint64_t round)
     ms_group *g = c->g;
     atomic_store_explicit(&slot_of(g, g->me, c->seq)->round, round, memory_order_release);
     for (int k = 0; k < g->n; k++) {
-        if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
+        if (g->far && !ms__is_here(g->ranks[k])) continue;
         ms_slot *s = slot_of(g, k, c->seq);
         while (atomic_load_explicit(&s->round, memory_order_acquire) < round) MS_TRY(ms__wait_poll(w));
     }
     ms__wait_moved(w);
+    return MS_OK;
+}
+
+ms_status ms__wait_done(ms_waiter *w, uint64_t number)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    for (int k = 0; k < g->n; k++) {
+        if (g->far && !ms__is_here(g->ranks[k])) continue;
+        ms_slot *s = slot_of(g, k, c->seq);
+        while (atomic_load_explicit(&s->done, memory_order_acquire) < number) MS_TRY(ms__wait_poll(w));
+    }
     return MS_OK;
 }

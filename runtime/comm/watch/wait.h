@@ -14,6 +14,7 @@ typedef struct {
     bool committed;
     bool told;       // ms__far_recovers was called
     uint64_t round;  // staged moves: the round that this rank has reached
+    uint32_t flags;  // SLOT_* that all members have set
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
 // Yields or sleeps. From time to time checks for broken groups, dead peers, deadlocks and the timeout.
@@ -21,5 +22,7 @@ ms_status ms__wait_poll(ms_waiter *w);
 void ms__wait_moved(ms_waiter *w);  // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
 ms_status ms__wait_round(ms_waiter *w, uint64_t round);  // waits until every member on this node has reached the round
+// Waits until all members on this node have completed collective `number`: c, or an earlier one that used c's slots.
+ms_status ms__wait_done(ms_waiter *w, uint64_t number);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/movers/gpu_fd.h -- file descriptors of GPU memory.
+// comm/movers/gpu/fd.h -- file descriptors of GPU memory.
 #ifndef MS_COMM_MOVERS_GPU_FD_H
 #define MS_COMM_MOVERS_GPU_FD_H
 

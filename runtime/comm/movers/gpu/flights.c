@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/movers/gpu_wait.c -- waits of this rank for a GPU on which collectives are queued.
+// comm/movers/gpu/flights.c -- waits of this rank for a GPU on which collectives are queued.
 //
 // A collective that stays on GPUs is done for the host when its work is queued. If a peer's GPU never finishes its
 // part, this rank's streams wait for an event of the peer forever, and so would a host that blocks in the driver. So
@@ -10,10 +10,10 @@
 //
 // While a collective is listed, no other one is given its events, so their state is that of the listed collective.
 #include <stdio.h>
-#include "comm/movers/gpu_wait.h"
+#include "comm/movers/gpu/flights.h"
 #include "device/device.h"
 #include "device/move.h"
-#include "comm/movers/gpu.h"
+#include "comm/movers/gpu/memory.h"
 #include "comm/process/death.h"
 #include "comm/watch/break.h"
 #include "comm/watch/broken.h"
@@ -56,23 +56,23 @@ static void drop(ms_flight *f)
     ms__flight_free(f);
 }
 
-ms_status ms__flight_queued(ms_flight *f, const ms_coll *c)
+ms_status ms__flight_queued(ms_flight *f, const ms_coll *c, int index)
 {
     for (int k = 0; k < f->g->n; k++) {
         const ms_slot *s = slot_of(f->g, k, c->seq);
         f->of[k].begin = s->begin;
         f->of[k].end = s->end;
     }
-    return ms__cuda()->record(c->gpu.there->index, c->gpu.there->stream, &f->passed);
+    return ms__cuda()->record(index, c->stream, &f->passed);
 }
 
-void ms__flight_begin(ms_flight *f, const ms_coll *c)
+void ms__flight_begin(ms_flight *f, const ms_coll *c, const int events[2])
 {
     f->seq = c->seq;
     f->number = c->number;
     f->fingerprint = c->fingerprint;
-    f->begin = c->gpu.there->begin;
-    f->end = c->gpu.there->end;
+    f->begin = events[0];
+    f->end = events[1];
     if (!f->passed) {
         drop(f);
         return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/movers/gpu_memory.c -- memory and events of GPUs that the ranks of a node share.
+// comm/movers/gpu/memory.c -- memory and events of GPUs that the ranks of a node share.
 //
 // A rank lists its GPU memory and its events in a *directory*, a block of CPU memory that peers map like any other. The
 // memory is listed as arenas, the driver's allocations from which the pool cuts its blocks: few, and long-lived. Peers
@@ -12,18 +12,18 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
-#include "comm/movers/gpu_memory.h"
+#include "comm/movers/gpu/memory.h"
 #include "device/device.h"
 #include "device/gpu_pool.h"
 #include "device/move.h"
 #include "comm/memory/arena.h"
 #include "comm/memory/board.h"
-#include "comm/movers/gpu_fd.h"
+#include "comm/movers/gpu/fd.h"
 
 enum { LISTED = 4096, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];
-    uint64_t bytes;  // size of the arena if peers map it by a file descriptor (gpu_fd.c); 0: they map it by `handle`
+    uint64_t bytes;  // size of the arena if peers map it by a file descriptor (fd.c); 0: they map it by `handle`
     // A bit per rank of the node. mapped: the rank has mapped this arena; refused: it has failed to map it
     _Atomic uint64_t mapped[WORDS], refused[WORDS];
 } listed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/movers/gpu_fd.c -- file descriptors of GPU memory, which peers fetch over a local socket.
+// comm/movers/gpu/fd.c -- file descriptors of GPU memory, which peers fetch over a local socket.
 //
 // A driver's descriptor cannot be opened again by its name under /proc, so the owner sends it (SCM_RIGHTS). A thread of
 // the owner answers for the whole life of the process, because a peer maps an arena in the first collective that uses
@@ -12,7 +12,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
-#include "comm/movers/gpu_fd.h"
+#include "comm/movers/gpu/fd.h"
 #include "device/device.h"
 #include "comm/memory/board.h"
 #include "comm/process/thread.h"

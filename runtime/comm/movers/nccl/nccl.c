@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/movers/native.c -- collectives of tensors on GPUs that the transport's library (NCCL) moves.
+// comm/movers/nccl/nccl.c -- collectives of tensors on GPUs that the transport's library (NCCL) moves.
 //
 // The ranks agree on the CPU first (comm/agree/exchange.c), so calls that do not match fail before anything is queued.
 // Then the thread that runs the collective queues it, and waits on the CPU until the GPU has completed it; meanwhile it
@@ -13,16 +13,16 @@
 // mean. Scales and all other means are computed after the sum.
 #include <pthread.h>
 #include <stdio.h>
-#include "comm/movers/native.h"
 #include "device/device.h"
 #include "ops/queued.h"
+#include "comm/movers/mover.h"
 #include "comm/process/death.h"
 #include "comm/watch/break.h"
 #include "comm/watch/broken.h"
 #include "comm/watch/text.h"
 #include "comm/world/message.h"
 
-struct ms_native {
+typedef struct {
     void *ready;        // an event of the compute stream, after which the tensors may be read and written
     ms_storage *wide;   // half types: the input as float32, and the sum
     ms_storage *whole;  // all-gathers: blocks that are copied to the output line by line
@@ -31,9 +31,12 @@ struct ms_native {
     ms_cuda_finish before, after;  // n 0: nothing to convert
     bool in_line;
     ms_coll *next;  // the next one in the line of collectives to be queued
-};
+} nccl_coll;
 
 static int device;  // the GPU of this rank's communicators
+extern const ms_mover ms__mover_nccl;
+
+static nccl_coll *prepared(const ms_coll *c) { return c->prepared; }
 
 static const ms_transport_gpu *library(void) { return ms__world.transport->gpu; }
 
@@ -42,29 +45,29 @@ static const ms_transport_gpu *library(void) { return ms__world.transport->gpu; 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ms_coll *first, *last;
 
-void ms__native_line_up(ms_coll *c)
+static void line_up(ms_coll *c)
 {
-    ms_native *n = c->gpu.native;
+    nccl_coll *n = c->prepared;
     pthread_mutex_lock(&lock);
     n->in_line = true;
     n->next = NULL;
-    if (last) last->gpu.native->next = c;
+    if (last) prepared(last)->next = c;
     else first = c;
     last = c;
     pthread_mutex_unlock(&lock);
 }
 
-void ms__native_step_out(ms_coll *c)
+static void step_out(ms_coll *c)
 {
     pthread_mutex_lock(&lock);
-    if (c->gpu.native->in_line) {
+    if (prepared(c)->in_line) {
         ms_coll *before = NULL;
-        for (ms_coll *at = first; at != c; at = at->gpu.native->next) before = at;
-        ms_coll *next = c->gpu.native->next;
-        if (before) before->gpu.native->next = next;
+        for (ms_coll *at = first; at != c; at = prepared(at)->next) before = at;
+        ms_coll *next = prepared(c)->next;
+        if (before) prepared(before)->next = next;
         else first = next;
         if (last == c) last = before;
-        c->gpu.native->in_line = false;
+        prepared(c)->in_line = false;
     }
     pthread_mutex_unlock(&lock);
 }
@@ -81,8 +84,9 @@ static bool is_empty(void) { return is_first(NULL); }
 
 // ---- communicators --------------------------------------------------------------------------------
 
-ms_status ms__native_open(const ms_launch *launch)
+static ms_status nccl_open(const ms_transport *t, const ms_launch *launch)
 {
+    if (!t->gpu) return MS_OK;
     MS_TRY(ms__cuda_need(MS_CUDA, "dist.init: backend 'nccl'"));
     device = MS_CUDA | launch->local_rank % ms_cuda_count() << 8;
     return MS_OK;
@@ -119,7 +123,7 @@ typedef struct {
     char id[MS_GPU_ID], why[500];
 } hello;
 
-ms_status ms__native_start(ms_group *world)
+static ms_status make_communicator(ms_group *world)
 {
     if (!library() || ms__world.size == 1) return MS_OK;
     hello mine = { 0 }, *all = calloc((size_t)ms__world.size, sizeof *all);
@@ -136,16 +140,17 @@ ms_status ms__native_start(ms_group *world)
     if (st == MS_OK && !ms__cuda()->ranks.native_stream(ms__index(device), MS_STREAM_GATHER)) st = ms__failure();
     if (st == MS_OK) {
         char text[1000] = "";
-        ms_gpu_result r = library()->join(&world->gpu, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
-        st = complete(world, world->gpu, r, "dist.init", text, sizeof text);
+        ms_gpu_result r =
+            library()->join(&world->communicator, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
+        st = complete(world, world->communicator, r, "dist.init", text, sizeof text);
     }
     free(all);
     return st;
 }
 
-ms_status ms__native_split(ms_group *g)
+static ms_status split_communicator(ms_group *g)
 {
-    ms_gpu_group *whole = ms__group_world()->gpu, *part = NULL;
+    ms_gpu_group *whole = ms__group_world()->communicator, *part = NULL;
     if (!whole || g->n == 1) return MS_OK;
     while (!is_empty()) {  // only one call at a time may use the world's communicator
         MS_TRY(ms__check_interrupt());
@@ -154,17 +159,22 @@ ms_status ms__native_split(ms_group *g)
     char text[1000] = "";
     ms_gpu_result r = library()->split(&part, whole, g->me, text, sizeof text);
     MS_TRY(complete(ms__group_world(), part, r, "dist.new_group", text, sizeof text));
-    if (g->me >= 0) g->gpu = part;
+    if (g->me >= 0) g->communicator = part;
     else library()->drop(part);
     return MS_OK;
 }
 
-ms_status ms__native_leave(ms_group *g)
+static ms_status nccl_join(ms_group *g)
 {
-    ms_gpu_group *p = g->gpu;
+    return g == ms__group_world() ? make_communicator(g) : split_communicator(g);
+}
+
+static ms_status nccl_part(ms_group *g)
+{
+    ms_gpu_group *p = g->communicator;
     char text[1000] = "";
     if (!p) return MS_OK;
-    g->gpu = NULL;
+    g->communicator = NULL;
     MS_TRY(complete(g, p, library()->leave(p, text, sizeof text), "dist.free_group", text, sizeof text));
     library()->drop(p);
     return MS_OK;
@@ -187,16 +197,16 @@ static void note_other(const ms_storage *s)
         ms__world.rank, ms__index(s->device), ms__index(device));
 }
 
-bool ms__native_serves(const ms_request *r)
+// Whether the library moves c. All members must find the same, so they compare it (ms_fingerprint.native).
+static bool is_for_library(const ms_coll *c)
 {
     // Not moved by NCCL: gathers and scatters, whose lists of tensors are packed in CPU memory; sends and receives,
     // which two ranks may issue in different orders; barriers; reduce-scatters of parts.
-    bool moved = r->op == OP_ALL_REDUCE || r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER ||
-                 r->op == OP_BROADCAST || r->op == OP_REDUCE || r->op == OP_ALL_TO_ALL;
-    if (!moved || !r->group->gpu || r->n_parts) return false;
-    const ms_tensor *first = r->in ? r->in : r->out;
-    if ((first ? first->dtype : r->dtype) == MS_I16) return false;  // a type that NCCL does not have
-    const ms_storage *used[] = { r->in ? r->in->storage : NULL, r->out ? r->out->storage : NULL, r->from, r->to };
+    bool moved = c->op == OP_ALL_REDUCE || c->op == OP_ALL_GATHER || c->op == OP_REDUCE_SCATTER ||
+                 c->op == OP_BROADCAST || c->op == OP_REDUCE || c->op == OP_ALL_TO_ALL;
+    if (!moved || !c->g->communicator || c->n_parts) return false;
+    if (c->reducer.dtype == MS_I16) return false;  // a type that NCCL does not have
+    const ms_storage *used[] = { c->in.storage, c->out.storage };
     for (int k = 0; k < MS_COUNT(used); k++)
         if (!lies_here(used[k])) {
             note_other(used[k]);
@@ -212,7 +222,7 @@ static ms_status room(ms_storage **out, size_t bytes, const ms_coll *c)
 
 // Lists the calls of an all-gather: one all-gather for a piece whose blocks are all full and lie one after the other,
 // otherwise a broadcast of each block.
-static ms_status gather_calls(ms_coll *c, ms_native *n)
+static ms_status gather_calls(ms_coll *c, nccl_coll *n)
 {
     int members = c->g->n, me = c->g->me;
     size_t lines = 0;
@@ -252,7 +262,7 @@ static ms_status gather_calls(ms_coll *c, ms_native *n)
     return MS_OK;
 }
 
-static ms_status other_calls(ms_coll *c, ms_native *n, bool narrow)
+static ms_status other_calls(ms_coll *c, nccl_coll *n)
 {
     int members = c->g->n, me = c->g->me, dtype = c->reducer.dtype, reduction = c->reducer.reduction;
     if (!(n->calls = calloc(1, sizeof *n->calls))) return ms__no_memory(sizeof *n->calls, ROW(c->op)->name, "a call");
@@ -275,11 +285,11 @@ static ms_status other_calls(ms_coll *c, ms_native *n, bool narrow)
                                 .divisor = 1,
                                 .scale = c->reducer.scale };
     bool adds = reduction == MS_SUM || reduction == MS_AVG || reduction == MS_PROD, wide = ms__is_half(dtype) && adds;
-    if (reduction == MS_AVG && !(wide && narrow)) {
+    if (reduction == MS_AVG && !(wide && c->reducer.narrow)) {
         call->reduction = MS_SUM;
         after->divisor = members;
     }
-    if (wide && !narrow) {
+    if (wide && !c->reducer.narrow) {
         size_t blocks = c->op == OP_REDUCE_SCATTER ? (size_t)members : 1, all = blocks * c->count;
         MS_TRY(room(&n->wide, all * sizeof(float), c));
         char *to = n->wide->data;
@@ -301,30 +311,37 @@ static ms_status other_calls(ms_coll *c, ms_native *n, bool narrow)
     return MS_OK;
 }
 
-ms_status ms__native_make(ms_coll *c, bool narrow)
+static ms_status nccl_prepare(ms_coll *c)
 {
-    ms_native *n = calloc(1, sizeof *n);
+    if (!is_for_library(c)) return MS_OK;
+    MS_TRY(ms__coll_sync(c));
+    nccl_coll *n = calloc(1, sizeof *n);
     if (!n) return ms__no_memory(sizeof *n, ROW(c->op)->name, "a collective on a GPU");
-    c->gpu.native = n;
-    return c->op == OP_ALL_GATHER ? gather_calls(c, n) : other_calls(c, n, narrow);
+    c->mover = &ms__mover_nccl;
+    c->prepared = n;
+    c->final = true;
+    c->fingerprint.native = 1;
+    c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, 1);  // the hash leaves out `native`
+    if (c->inline_) ms__coll_not_inline(c);
+    return c->op == OP_ALL_GATHER ? gather_calls(c, n) : other_calls(c, n);
 }
 
-ms_status ms__native_issue(ms_coll *c)
+static ms_status nccl_ready(ms_coll *c)
 {
     ms__note_queued(device, ROW(c->op)->name);
-    return ms__cuda()->record(ms__index(device), MS_STREAM_COMPUTE, &c->gpu.native->ready);
+    return ms__cuda()->record(ms__index(device), MS_STREAM_COMPUTE, &prepared(c)->ready);
 }
 
-void ms__native_drop(ms_coll *c)
+static void nccl_drop(ms_coll *c)
 {
-    ms_native *n = c->gpu.native;
-    ms__native_step_out(c);
+    nccl_coll *n = c->prepared;
+    step_out(c);
     if (n->ready) ms__cuda()->drop(n->ready);
     if (n->wide) ms__storage_release(n->wide);
     if (n->whole) ms__storage_release(n->whole);
     free(n->calls);
     free(n);
-    c->gpu.native = NULL;
+    c->prepared = NULL;
 }
 
 // ---- running collectives ---------------------------------------------------------------------------
@@ -339,7 +356,7 @@ static ms_status fail(ms_waiter *w, const char *why)
     ms__coll_fail(c, text);
     ms__coll_failed(c, MS_ECOMM);
     if (ms__is_broken(c->g, c->epoch)) (void)ms__broken_fail(c);  // this rank, too, raises the text that names it
-    library()->abort(c->g->gpu);
+    library()->abort(c->g->communicator);
     return ms__fail_job(MS_ECOMM, -1);
 }
 
@@ -347,7 +364,7 @@ static ms_status fail(ms_waiter *w, const char *why)
 static void tell_reached(const ms_coll *c)
 {
     ms_slot *s = slot_of(c->g, c->g->me, c->seq);
-    if (atomic_load_explicit(&s->reached, memory_order_relaxed) < c->number && ms__cuda()->done(c->gpu.native->ready))
+    if (atomic_load_explicit(&s->reached, memory_order_relaxed) < c->number && ms__cuda()->done(prepared(c)->ready))
         atomic_store_explicit(&s->reached, c->number, memory_order_release);
 }
 
@@ -358,7 +375,7 @@ static ms_status pause_in(ms_waiter *w)
     tell_reached(c);
     ms_status st = ms__wait_poll(w);
     if (st == MS_OK && MS_UNLIKELY(ms__comm_is_lost(c->g, c->epoch))) st = ms__broken_fail(c);
-    if (st != MS_OK) library()->abort(c->g->gpu);
+    if (st != MS_OK) library()->abort(c->g->communicator);
     return st;
 }
 
@@ -376,7 +393,7 @@ static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
 // Copies to the output the blocks of pieces that are not contiguous there (ms_piece.line).
 static ms_status place_lines(ms_coll *c)
 {
-    const char *from = c->gpu.native->whole->data;
+    const char *from = prepared(c)->whole->data;
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
         for (int k = 0; p->line && k < c->g->n; k++, from += p->bytes) {
@@ -393,7 +410,7 @@ static ms_status place_lines(ms_coll *c)
 static ms_status queue(ms_waiter *w, void **end)
 {
     ms_coll *c = w->c;
-    ms_native *n = c->gpu.native;
+    nccl_coll *n = c->prepared;
     const ms_cuda_table *t = ms__cuda();
     int index = ms__index(device);
     char text[1000] = "";
@@ -402,10 +419,10 @@ static ms_status queue(ms_waiter *w, void **end)
     if (st == MS_OK && n->before.n) st = t->ranks.finish(index, c->stream, &n->before);
     if (st != MS_OK) return fail(w, ms_error());
     if (n->n_calls) {
-        ms_gpu_result r = library()->queue(c->g->gpu, n->n_calls, n->calls, stream, text, sizeof text);
+        ms_gpu_result r = library()->queue(c->g->communicator, n->n_calls, n->calls, stream, text, sizeof text);
         while (r != MS_GPU_DONE) {
             MS_TRY(meet(w, r, text));
-            r = library()->poll(c->g->gpu, text, sizeof text);
+            r = library()->poll(c->g->communicator, text, sizeof text);
         }
     }
     if (n->after.n) st = t->ranks.finish(index, c->stream, &n->after);
@@ -414,7 +431,7 @@ static ms_status queue(ms_waiter *w, void **end)
     return st == MS_OK ? MS_OK : fail(w, ms_error());
 }
 
-ms_status ms__native_move(ms_waiter *w)
+static ms_status nccl_move(ms_waiter *w)
 {
     ms_coll *c = w->c;
     char text[1000] = "";
@@ -422,18 +439,53 @@ ms_status ms__native_move(ms_waiter *w)
     ms__wait_moved(w);
     while (!is_first(c)) MS_TRY(pause_in(w));
     ms_status st = queue(w, &end);
-    ms__native_step_out(c);
+    step_out(c);
     MS_TRY(st);
     int reached;
     while ((reached = ms__cuda()->done(end)) == 0 && st == MS_OK) {
-        ms_gpu_result r = library()->poll(c->g->gpu, text, sizeof text);
+        ms_gpu_result r = library()->poll(c->g->communicator, text, sizeof text);
         st = r == MS_GPU_DONE ? pause_in(w) : meet(w, r, text);
     }
     if (reached < 0 && st == MS_OK) st = fail(w, ms_error());
     if (st == MS_OK) {  // after a peer has aborted the communicator, `end` completes although the data is incomplete
-        ms_gpu_result r = library()->poll(c->g->gpu, text, sizeof text);
+        ms_gpu_result r = library()->poll(c->g->communicator, text, sizeof text);
         if (r != MS_GPU_DONE) st = meet(w, r, text);
     }
     ms__cuda()->drop(end);
     return st;
 }
+
+// Peers access only what the library has copied.
+static ms_status nccl_finish(ms_waiter *w, ms_status moved)
+{
+    ms_coll *c = w->c;
+    if (moved == MS_OK) atomic_store_explicit(&slot_of(c->g, c->g->me, c->seq)->done, c->number, memory_order_release);
+    return moved;
+}
+
+static ms_status nccl_serves(ms_waiter *w, bool *yes)
+{
+    (void)w;
+    *yes = true;
+    return MS_OK;
+}
+
+// A collective that has failed is not queued any more.
+static ms_status nccl_leave(ms_coll *c, ms_status status)
+{
+    step_out(c);
+    return status;
+}
+
+const ms_mover ms__mover_nccl = { .name = "nccl",
+                                  .prepare = nccl_prepare,
+                                  .ready = nccl_ready,
+                                  .enter = line_up,
+                                  .serves = nccl_serves,
+                                  .move = nccl_move,
+                                  .finish = nccl_finish,
+                                  .leave = nccl_leave,
+                                  .drop = nccl_drop,
+                                  .open = nccl_open,
+                                  .join = nccl_join,
+                                  .part = nccl_part };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/movers/gpu_memory.h -- memory and events of GPUs that ranks share.
+// comm/movers/gpu/memory.h -- memory and events of GPUs that ranks share.
 #ifndef MS_COMM_MOVERS_GPU_MEMORY_H
 #define MS_COMM_MOVERS_GPU_MEMORY_H
 
