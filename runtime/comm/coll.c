@@ -17,8 +17,12 @@ void ms__coll_not_inline(ms_coll *c)
     c->out.data -= c->pieces[0].out_offset;
 }
 
-static bool lies_on_gpu(const ms_storage *s) { return s && ms__is_cuda(s->device); }
-bool ms__coll_on_device(const ms_coll *c) { return lies_on_gpu(c->in.storage) || lies_on_gpu(c->out.storage); }
+bool ms__storage_on_gpu(const ms_storage *s) { return s && ms__is_cuda(s->device); }
+
+bool ms__coll_on_device(const ms_coll *c)
+{
+    return ms__storage_on_gpu(c->in.storage) || ms__storage_on_gpu(c->out.storage);
+}
 
 ms_status ms__coll_sync(ms_coll *c)
 {

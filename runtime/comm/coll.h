@@ -56,9 +56,18 @@ typedef struct ms_coll {
     ms_storage *marked;  // gets the collective's event, too: the output's storage on a GPU
 } ms_coll;
 
+// This rank's slot for c.
+static inline ms_slot *own_slot(const ms_coll *c) { return member_slot(c->g, c->g->me, c->seq); }
+// Tells the members of this node that this rank has completed c.
+static inline void set_done(const ms_coll *c)
+{
+    atomic_store_explicit(&own_slot(c)->done, c->number, memory_order_release);
+}
+
 // The root's member number in g; -1 if the operation has no root or the root is not a member.
 int ms__coll_root(const ms_group *g, int op, int root);
-bool ms__coll_on_device(const ms_coll *c);  // whether a tensor is on a GPU
+bool ms__storage_on_gpu(const ms_storage *s);  // false for NULL
+bool ms__coll_on_device(const ms_coll *c);     // whether a tensor is on a GPU
 // Engine thread: waits until the compute stream may read c's input and write its output.
 ms_status ms__coll_sync(ms_coll *c);
 void ms__coll_not_inline(ms_coll *c);  // clears c->inline_: the input is not sent in the slot's payload after all

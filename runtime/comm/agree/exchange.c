@@ -38,10 +38,10 @@ static bool locate_parts(ms_coll *c, ms_slot *s)
 }
 
 // Fills this rank's slot and sets its `ready`.
-static ms_status publish(ms_coll *c, int64_t arrived)
+static ms_status publish_slot(ms_coll *c, int64_t arrived)
 {
     ms_group *g = c->g;
-    ms_slot *s = slot_of(g, g->me, c->seq);
+    ms_slot *s = own_slot(c);
     // Peers may still read what this slot held for a collective that failed: see still_holds.
     if (MS_UNLIKELY(c->before != g->committed[c->seq % RING])) ms__slot_open(s);
     s->fingerprint = c->fingerprint;
@@ -85,18 +85,18 @@ static void pause_for(double seconds)
 static bool still_holds(const ms_coll *c, int k)
 {
     atomic_thread_fence(memory_order_acquire);
-    return atomic_load_explicit(&slot_of(c->g, k, c->seq)->ready, memory_order_relaxed) == c->number;
+    return atomic_load_explicit(&member_slot(c->g, k, c->seq)->ready, memory_order_relaxed) == c->number;
 }
 
 // Fails c because a peer has left it, after the group was broken.
-static ms_status abandoned(ms_coll *c)
+static ms_status fail_abandoned(ms_coll *c)
 {
     if (ms__is_broken(c->g, c->epoch)) return ms__broken_fail(c);
     return ms__coll_fail(c, "a peer left this collective after an error");
 }
 
 // Waits for the requests of all members, and compares them.
-static ms_status agree(ms_waiter *w)
+static ms_status agree_on_request(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
@@ -104,7 +104,7 @@ static ms_status agree(ms_waiter *w)
     int last = -1;  // the member that was waited for most recently
     MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
-        ms_slot *s = slot_of(g, k, c->seq);
+        ms_slot *s = member_slot(g, k, c->seq);
         uint64_t ready;
         while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->number) {
             if (leads) MS_TRY(ms__far_ready(c));
@@ -116,7 +116,8 @@ static ms_status agree(ms_waiter *w)
             MS_TRY(ms__wait_poll(w));
         }
         // The member has advanced, either past a refused call or into a later epoch.
-        if (MS_UNLIKELY(ready != c->number)) return ready >> 32 == c->number >> 32 ? ms__mismatch(w) : abandoned(c);
+        if (MS_UNLIKELY(ready != c->number))
+            return ready >> 32 == c->number >> 32 ? ms__mismatch(w) : fail_abandoned(c);
         if (MS_LIKELY(s->hash == c->hash)) continue;
         if (still_holds(c, k)) return ms__mismatch(w);
         k--;  // look at `ready` again
@@ -130,9 +131,9 @@ static ms_status agree(ms_waiter *w)
 // Decides, once for all members on this node, whether the collective is committed (`go`) or abandoned. Returns whether
 // it is committed: another member may have decided first. If members use the slot for a later collective already, they
 // have abandoned c, and their decision must not be overwritten: a member that has committed waits for all others.
-static bool decide(ms_coll *c, bool go)
+static bool decide_commit(ms_coll *c, bool go)
 {
-    _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;
+    _Atomic uint64_t *commit = &member_slot(c->g, c->g->leader, c->seq)->commit;
     uint64_t was = atomic_load_explicit(commit, memory_order_acquire), want = c->number * 2 + go;
     while (was >> 1 < c->number)
         if (atomic_compare_exchange_weak(commit, &was, want)) return go;
@@ -150,7 +151,7 @@ static ms_collective_range in_profile(const ms_coll *c)
     r.bytes = larger * ms__dtype_size(c->reducer.dtype);
     int64_t first = INT64_MAX, last = INT64_MIN, before = INT64_MIN;
     for (int k = 0; k < g->n; k++) {
-        int64_t at = slot_of(g, k, c->seq)->arrived;
+        int64_t at = member_slot(g, k, c->seq)->arrived;
         if (at < first) first = at;
         if (at > last) {
             before = last;
@@ -169,7 +170,7 @@ static ms_collective_range in_profile(const ms_coll *c)
 // ---- all steps ------------------------------------------------------------------------------------
 
 // Steps 4 (move) and 5 (complete).
-static ms_status move(ms_waiter *w)
+static ms_status move_and_complete(ms_waiter *w)
 {
     ms_coll *c = w->c;
     const ms_mover *m;
@@ -180,7 +181,7 @@ static ms_status move(ms_waiter *w)
 
 // Runs all steps of the collective. While a profile is recorded, arrived is the time at which this rank arrived, and
 // *seen receives the record of the collective; otherwise arrived is 0 and seen is not used.
-static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
+static ms_status run_steps(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
@@ -191,24 +192,24 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
     if (g->committed[k]) MS_TRY(ms__wait_done(w, g->committed[k]));
 
-    MS_TRY(publish(c, arrived));
+    MS_TRY(publish_slot(c, arrived));
     // A refused call matches no request, so the peers' calls fail, and this rank need not wait for them.
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
-    ms_status status = agree(w);
+    ms_status status = agree_on_request(w);
     if (status != MS_OK) {
         ms__coll_failed(c, status);  // peers that see the decision find the reason
         // If all members had arrived, a peer may have committed already and rely on this rank. The error then belongs
         // to later work: this collective succeeds here too, and the next one raises the error.
-        if (!decide(c, false)) return status;
+        if (!decide_commit(c, false)) return status;
         if (atomic_exchange(&c->raised, false)) status = MS_OK;
         else if (status != MS_EINTR) return status;
-    } else if (!decide(c, true)) {
-        return abandoned(c);
+    } else if (!decide_commit(c, true)) {
+        return fail_abandoned(c);
     }
     w->committed = true;
     g->committed[k] = c->number;
     if (MS_UNLIKELY(arrived != 0)) *seen = in_profile(c);
-    ms_status moved = move(w);
+    ms_status moved = move_and_complete(w);
     return status != MS_OK ? status : moved;
 }
 
@@ -231,7 +232,7 @@ ms_status ms__coll_run(ms_coll *c)
     // have been freed.
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
-    ms_status status = run(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
+    ms_status status = run_steps(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
     if (MS_UNLIKELY(status != MS_OK)) ms__coll_failed(c, status);
     ms__wait_end(&w);
     if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK && seen.members) range_here.collective = &seen;

@@ -8,7 +8,7 @@
 #include "comm/watch/broken.h"
 #include "comm/watch/text.h"
 
-static bool same_shape(const ms_fingerprint *a, const ms_fingerprint *b)
+static bool equal_shapes(const ms_fingerprint *a, const ms_fingerprint *b)
 {
     return a->shaped == b->shaped &&
            (!a->shaped || memcmp(a->shape, b->shape, (size_t)(a->shaped - 1) * sizeof *a->shape) == 0);
@@ -29,7 +29,7 @@ static bool same_request(const ms_slot *a, const ms_slot *b)
 bool ms__is_refused(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {
-        const ms_slot *s = slot_of(c->g, k, c->seq);
+        const ms_slot *s = member_slot(c->g, k, c->seq);
         uint64_t ready = atomic_load_explicit(&s->ready, memory_order_acquire);
         if (ready >= c->number && s->fingerprint.op == OP_REFUSED) return true;
     }
@@ -43,12 +43,12 @@ static const ms_slot *find_refusal(const ms_coll *c)
     const ms_group *g = c->g;
     for (int k = 0; k < g->n; k++)
         for (uint64_t i = 0; i < RING; i++) {
-            const ms_slot *s = slot_of(g, k, i);
+            const ms_slot *s = member_slot(g, k, i);
             uint64_t number = atomic_load(&s->ready);
             if (s->fingerprint.op != OP_REFUSED || number >> 32 != c->number >> 32) continue;
-            if (number == c->number || atomic_load(&slot_of(g, k, c->seq)->ready) > c->number) return s;
+            if (number == c->number || atomic_load(&member_slot(g, k, c->seq)->ready) > c->number) return s;
             for (int j = 0; j < g->n; j++) {
-                const ms_slot *o = slot_of(g, j, i);
+                const ms_slot *o = member_slot(g, j, i);
                 if (atomic_load(&o->ready) == number && o->fingerprint.op != OP_REFUSED) return s;
             }
         }
@@ -71,18 +71,18 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     ms__group_text(g, what, sizeof what);
     snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->number, what);
     bool listed[RANKS] = { false }, models = false, parts = false, shapes = false, natives = false;
-    const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
+    const ms_fingerprint *mine = &own_slot(c)->fingerprint;
     // Find out whether requests that look equal differ in model, part or shape, or in whether NCCL moves the tensors.
     for (int k = 0; k < g->n && k < RANKS; k++) {
-        s = slot_of(g, k, c->seq);
+        s = member_slot(g, k, c->seq);
         if (atomic_load(&s->ready) != c->number || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         natives |= s->fingerprint.op == mine->op && s->fingerprint.native != mine->native;
-        shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
+        shapes |= s->fingerprint.op == mine->op && !equal_shapes(&s->fingerprint, mine);
         models |= s->fingerprint.model != mine->model;
         parts |= mine->unit[0] && s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
     }
     for (int k = 0; k < g->n && k < RANKS; k++) {
-        s = slot_of(g, k, c->seq);
+        s = member_slot(g, k, c->seq);
         uint64_t ready = atomic_load(&s->ready);
         if (listed[k] || ready < c->number) continue;
         if (ready > c->number) {
@@ -91,13 +91,13 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         }
         int same = 0;
         for (int j = k + 1; j < g->n && !same; j++) {
-            ms_slot *o = slot_of(g, j, c->seq);
+            ms_slot *o = member_slot(g, j, c->seq);
             same = atomic_load(&o->ready) == c->number && same_request(o, s);
         }
         ms__append(text, size, same ? "; ranks" : "; rank");
         same = 0;
         for (int j = k; j < g->n && j < RANKS; j++) {
-            ms_slot *o = slot_of(g, j, c->seq);
+            ms_slot *o = member_slot(g, j, c->seq);
             if (atomic_load(&o->ready) != c->number || !same_request(o, s)) continue;
             listed[j] = true;
             ms__append(text, size, same++ ? ", %d" : " %d", g->ranks[j]);
@@ -124,7 +124,7 @@ ms_status ms__mismatch(ms_waiter *w)
     // Unless a call was refused, the message also lists members that arrive within 20 ms.
     int64_t until = ms__now_ns() + (find_refusal(c) ? 0 : 20 * 1000 * 1000);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
-        if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->number) k++;
+        if (atomic_load(&member_slot(g, k, c->seq)->ready) >= c->number) k++;
         else {
             if (g->far && k != g->me && g->me == g->leader && ms__far_ready(c) != MS_OK) break;
             sched_yield();

@@ -14,7 +14,7 @@ typedef struct {
     int event;  // number of the collective's event in the step; 0: the collective is complete on return
 } coll_work;
 
-static ms_status repeat(void *arg, ms_captured *c)
+static ms_status repeat_collective(void *arg, ms_captured *c)
 {
     coll_work *w = arg;
     ms_work *work = NULL;
@@ -24,7 +24,7 @@ static ms_status repeat(void *arg, ms_captured *c)
     return MS_OK;
 }
 
-static void drop(void *arg)
+static void drop_collective(void *arg)
 {
     coll_work *w = arg;
     ms__group_release(w->r.group);
@@ -40,11 +40,11 @@ static void *copy_of(ms_captured *c, const void *list, size_t bytes)
     return copy;
 }
 
-static const char *kept(const char *text) { return text ? ms__intern(text) : NULL; }
+static const char *intern_text(const char *text) { return text ? ms__intern(text) : NULL; }
 
-static void add(ms_captured *c, const ms_request *r, ms_pending *event)
+static void record_work(ms_captured *c, const ms_request *r, ms_pending *event)
 {
-    coll_work *w = ms__capture_work(c, repeat, drop, sizeof *w);
+    coll_work *w = ms__capture_work(c, repeat_collective, drop_collective, sizeof *w);
     if (!w) return;
     w->r = *r;
     w->event = event ? ms__capture_event(c, event) : 0;
@@ -57,9 +57,9 @@ static void add(ms_captured *c, const ms_request *r, ms_pending *event)
     ms_part *parts = copy_of(c, r->parts, (size_t)r->n_parts * sizeof *r->parts);
     for (int k = 0; parts && k < r->n_parts; k++) parts[k].t = ms__capture_tensor(c, parts[k].t);
     w->r.parts = parts;
-    w->r.label.unit = kept(r->label.unit);
-    w->r.label.site = kept(r->label.site);
-    w->r.label.part_of = kept(r->label.part_of);
+    w->r.label.unit = intern_text(r->label.unit);
+    w->r.label.site = intern_text(r->label.site);
+    w->r.label.part_of = intern_text(r->label.part_of);
     c->sends |= ms__group_size(r->group) > 1;
 }
 
@@ -69,7 +69,7 @@ ms_status ms__capture_collective(const ms_request *r, ms_work **work)
     ms_work *own = NULL;
     ms_status st = ms__coll_request(r, &own);
     ms__capture_resume(c);
-    if (st == MS_OK) add(c, r, ms__work_event(own));
+    if (st == MS_OK) record_work(c, r, ms__work_event(own));
     if (work) *work = own;
     else ms_work_free(own);
     return st;

@@ -40,13 +40,13 @@ void ms_work_free(ms_work *w)
 
 // ---- issuing --------------------------------------------------------------------------------------
 
-static ms_status run(ms_coll *c)
+static ms_status run_collective(ms_coll *c)
 {
     ms_status status = ms__coll_run(c);
     return c->mover && c->mover->leave ? c->mover->leave(c, status) : status;
 }
-static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
-static void retire_record(void *arg, ms_status result)
+static ms_status run_queued(void *arg) { return run_collective(*(ms_coll **)arg); }
+static void retire_queued(void *arg, ms_status result)
 {
     ms_coll *c = *(ms_coll **)arg;
     c->g->in_flight--;
@@ -55,7 +55,7 @@ static void retire_record(void *arg, ms_status result)
 }
 
 // Retains c's storages while c is queued.
-static void attach(ms_coll *c)
+static void retain_storages(ms_coll *c)
 {
     if (c->in.storage) ms__storage_retain(c->in.storage);
     if (c->out.storage) ms__storage_retain(c->out.storage);
@@ -120,7 +120,7 @@ static void take_number(ms_coll *c)
 
 // Called when a collective that has a number cannot be run: breaks the group, and lets a later collective use its
 // slots.
-static void lost(ms_coll *c)
+static void break_numbered(ms_coll *c)
 {
     c->g->issued[c->seq % RING] = c->before;
     ms__break_by_me(c->g, c->epoch, ms_error());
@@ -170,11 +170,11 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
 
     take_number(c);
     if ((status = ms__record_collective(c)) != MS_OK) {
-        lost(c);
+        break_numbered(c);
         goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
-        if ((status = run(c)) != MS_OK) {
+        if ((status = run_collective(c)) != MS_OK) {
             if (status == MS_EINTR) ms__fail(status, "interrupted (Ctrl-C)");
             ms__group_received(g);
         }
@@ -184,11 +184,11 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     ms_storage *in = c->in.storage, *out = c->out.storage, *marked = c->marked, *parts[MS_PARTS];
     int n_parts = c->n_parts;
     for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
-    attach(c);
+    retain_storages(c);
     ms_pending *event = NULL;
-    status = ms__launch(ms__stream(MS_CPU, c->stream), run_record, retire_record, &c, sizeof c, &event);
+    status = ms__launch(ms__stream(MS_CPU, c->stream), run_queued, retire_queued, &c, sizeof c, &event);
     if (status != MS_OK) {
-        lost(c);
+        break_numbered(c);
         ms__coll_drop(c);
         return status;
     }
@@ -225,7 +225,7 @@ ms_status ms__coll_request(const ms_request *r, ms_work **work)
 
 // ---- errors of queued work ----------------------------------------------------------------------------
 
-static void reported(uint64_t epoch, const char *text)
+static void note_failed_work(uint64_t epoch, const char *text)
 {
     if (epoch == ms__comm_epoch()) ms__received(text ? text : "queued work failed");
 }
@@ -233,5 +233,5 @@ static void reported(uint64_t epoch, const char *text)
 __attribute__((constructor)) static void observe_streams(void)
 {
     ms__stream_observer =
-        (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = reported, .check = ms__movers_check };
+        (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = note_failed_work, .check = ms__movers_check };
 }

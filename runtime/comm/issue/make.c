@@ -26,7 +26,7 @@ static void agree_on_shape(ms_coll *c, const ms_tensor *t)
     }
 }
 
-static void label(ms_coll *c, const ms_label *l)
+static void label_fingerprint(ms_coll *c, const ms_label *l)
 {
     ms_fingerprint *p = &c->fingerprint;
     if (l->site) {
@@ -113,7 +113,7 @@ static ms_status take_parts(ms_coll *c, const ms_request *r)
 }
 
 // The tensor whose size and shape the ranks compare.
-static const ms_tensor *compared(const ms_request *r)
+static const ms_tensor *compared_tensor(const ms_request *r)
 {
     bool input = r->op == OP_REDUCE_SCATTER || (ROW(r->op)->kind & SIZED_BY_INPUT) || !r->out;
     return input && r->in ? r->in : r->out;
@@ -124,7 +124,7 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     const ms_coll_row *row = ROW(c->op);
     int n = c->g->n, me = c->g->me;
     ms_tensor *in = row->kind & IN_PLACE ? r->out : r->in;
-    const ms_tensor *sent = compared(r), *counted = c->op == OP_REDUCE_SCATTER ? r->out : sent;
+    const ms_tensor *sent = compared_tensor(r), *counted = c->op == OP_REDUCE_SCATTER ? r->out : sent;
     if (c->op == OP_REDUCE_SCATTER && (in->numel != r->out->numel * n || in->dtype != r->out->dtype))
         return ms__fail(MS_EINVAL,
                         "reduce_scatter: in must have the dtype and %d times the elements of out; out is %s, in is %s",
@@ -147,7 +147,7 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     return MS_OK;
 }
 
-static ms_status take(ms_coll *c, const ms_request *r)
+static ms_status take_operands(ms_coll *c, const ms_request *r)
 {
     if (c->op == OP_BARRIER) c->inline_ = true;
     else if (c->op == OP_REFUSED) {
@@ -219,8 +219,8 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     uint64_t scale;
     memcpy(&scale, &c->reducer.scale, sizeof scale);
     if (row->kind & REDUCES) agree_on(c, scale);
-    label(c, &r->label);
-    ms_status status = take(c, r);
+    label_fingerprint(c, &r->label);
+    ms_status status = take_operands(c, r);
     if (status != MS_OK) {
         c->in.storage = c->out.storage = NULL;  // c has not retained them
         ms__coll_drop(c);
@@ -228,7 +228,7 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     }
     c->keep[0] = ms__retain(r->in);
     c->keep[1] = ms__retain(r->out);
-    if (r->by_script && first) agree_on_shape(c, compared(r));
+    if (r->by_script && first) agree_on_shape(c, compared_tensor(r));
     *out = c;
     return MS_OK;
 }

@@ -12,7 +12,7 @@
 
 enum { ROUNDS = 100, TAG_CLOCK = 7 };
 
-static ms_status transfer(void *p, int peer, bool send, int64_t until)
+static ms_status transfer_time(void *p, int peer, bool send, int64_t until)
 {
     ms__transport_lock();
     void *r = send ? ms__world.transport->isend(p, sizeof(int64_t), peer, TAG_CLOCK)
@@ -31,24 +31,24 @@ static ms_status transfer(void *p, int peer, bool send, int64_t until)
     }
 }
 
-static ms_status serve(int rank, int64_t until)
+static ms_status answer_times(int rank, int64_t until)
 {
     for (int k = 0; k < ROUNDS; k++) {
         int64_t now;
-        MS_TRY(transfer(&now, rank, false, until));
+        MS_TRY(transfer_time(&now, rank, false, until));
         now = ms__now_ns();
-        MS_TRY(transfer(&now, rank, true, until));
+        MS_TRY(transfer_time(&now, rank, true, until));
     }
     return MS_OK;
 }
 
-static ms_status ask(int64_t until)
+static ms_status ask_times(int64_t until)
 {
     int64_t shortest = INT64_MAX;
     for (int k = 0; k < ROUNDS; k++) {
         int64_t from = ms__now_ns(), theirs = from;
-        MS_TRY(transfer(&theirs, 0, true, until));
-        MS_TRY(transfer(&theirs, 0, false, until));
+        MS_TRY(transfer_time(&theirs, 0, true, until));
+        MS_TRY(transfer_time(&theirs, 0, false, until));
         int64_t to = ms__now_ns();
         if (to - from >= shortest) continue;
         shortest = to - from;
@@ -63,11 +63,11 @@ ms_status ms__clock_measure(void)
     ms_world *w = &ms__world;
     double limit = w->timeout < 1e9 ? w->timeout : 1e9;
     int64_t until = ms__now_ns() + (int64_t)(limit * 1e9);
-    if (w->rank > 0) return w->local_rank == 0 && w->node != w->node_of[0] ? ask(until) : MS_OK;
+    if (w->rank > 0) return w->local_rank == 0 && w->node != w->node_of[0] ? ask_times(until) : MS_OK;
     for (int node = 0; node < w->nodes; node++) {
         int first = 0;
         while (w->node_of[first] != node) first++;
-        if (first > 0) MS_TRY(serve(first, until));
+        if (first > 0) MS_TRY(answer_times(first, until));
     }
     return MS_OK;
 }

@@ -25,16 +25,17 @@
 #include "comm/process/thread.h"
 #include "comm/world/message.h"
 
-// Peers' activity pages (base/activity.h), indexed by world rank; NULL: not mapped so far
-static const ms_activity **page;
-static pid_t started_as;
+static struct {
+    const ms_activity **pages;  // of peers (base/activity.h), indexed by world rank; NULL: not mapped so far
+    pid_t started_as;
+} at_end;
 
 enum { MS = 1000000 };
 
 static const ms_activity *page_of(int rank)
 {
-    if (!page) page = calloc((size_t)ms__world.size, sizeof *page);
-    if (!page) return NULL;
+    const ms_activity **page = at_end.pages;
+    if (!page && !(page = at_end.pages = calloc((size_t)ms__world.size, sizeof *page))) return NULL;
     if (!page[rank]) page[rank] = ms__peer_activity(ms__world.board->rank[rank].pid);
     return page[rank];
 }
@@ -156,7 +157,7 @@ void ms__comm_stop(void)
 static void at_exit(int code, void *arg)
 {
     (void)arg;
-    if (getpid() != started_as) return;
+    if (getpid() != at_end.started_as) return;
     if (ms__world.stopped) {
         if (ms__launcher_ends_job()) ms__fork_waker();  // it would sleep on
         return;
@@ -180,6 +181,6 @@ static void at_exit(int code, void *arg)
 
 void ms__end_catch(void)
 {
-    started_as = getpid();
+    at_end.started_as = getpid();
     on_exit(at_exit, NULL);
 }

@@ -70,7 +70,7 @@ static uint64_t node_identity(int rank, int size)
     return h;
 }
 
-static ms_status exchange(hello *mine, hello *all)
+static ms_status exchange_hellos(hello *mine, hello *all)
 {
     if (ms__world.transport->all_gather(mine, all, sizeof *mine) != 0)
         return ms__fail(MS_ECOMM, "dist.init: MPI_Allgather failed");
@@ -87,7 +87,7 @@ static ms_status find_nodes(hello *mine, hello *all)
                              w->size);
     mine->node = node_identity(w->rank, w->size);
     mine->pid = (int32_t)getpid();
-    MS_TRY(exchange(mine, all));
+    MS_TRY(exchange_hellos(mine, all));
     w->nodes = 0;
     for (int r = 0; r < w->size; r++) {
         int k = 0;
@@ -159,7 +159,7 @@ static ms_status control_memory(hello *mine, hello *all)
                 ((ms_board *)w->ctl)->nonce = mine->nonce;
             }
         }
-        MS_TRY(exchange(mine, all));
+        MS_TRY(exchange_hellos(mine, all));
         const hello *h = &all[first];
         if (w->rank != first && h->ok) {
             char path[160];
@@ -176,7 +176,7 @@ static ms_status control_memory(hello *mine, hello *all)
             }
             if (peer >= 0) close(peer);
         }
-        MS_TRY(exchange(mine, all));
+        MS_TRY(exchange_hellos(mine, all));
         if (w->rank == first && mine->path[0]) unlink(mine->path);
         int bad = -1;
         for (int r = 0; r < w->size; r++)
@@ -212,7 +212,7 @@ static ms_status map_peers(hello *mine, hello *all)
     mine->ok = ms__comm_locate(probe, probe->data, &arena, &at) && arena == 1;
     snprintf(mine->why, sizeof mine->why, "%s", mine->ok ? "" : "it cannot make memfds");
     ms__storage_release(probe);
-    MS_TRY(exchange(mine, all));
+    MS_TRY(exchange_hellos(mine, all));
     for (int r = 0; r < w->size && mine->ok; r++) {
         if (r == w->rank || w->node_of[r] != w->node || !all[r].ok) continue;
         if (refuse || !ms__comm_can_map(r)) {
@@ -220,7 +220,7 @@ static ms_status map_peers(hello *mine, hello *all)
             snprintf(mine->why, sizeof mine->why, "%.120s", refuse ? "set by MOONSHARD_COMM_MAP" : ms_error());
         }
     }
-    MS_TRY(exchange(mine, all));
+    MS_TRY(exchange_hellos(mine, all));
     for (int r = 0; r < w->size; r++) {
         if (w->node_of[r] != w->node || all[r].ok) continue;
         w->mapped = false;
@@ -236,7 +236,7 @@ static ms_status map_peers(hello *mine, hello *all)
 
 // ---- start ----------------------------------------------------------------------------------------
 
-static ms_status join(const ms_launch *launch)
+static ms_status join_ranks(const ms_launch *launch)
 {
     ms_world *w = &ms__world;
     char text[512] = "";
@@ -265,7 +265,7 @@ static ms_status join(const ms_launch *launch)
         snprintf(ms__trace_key, sizeof ms__trace_key, "%llx", (unsigned long long)all[0].nonce);
     }
     if (status == MS_OK && w->nodes > 1) status = ms__clock_measure();
-    if (status == MS_OK && w->nodes > 1) status = exchange(&mine, all);
+    if (status == MS_OK && w->nodes > 1) status = exchange_hellos(&mine, all);
     if (status == MS_OK) ms__clock_take();
     free(all);
     MS_TRY(status);
@@ -298,7 +298,7 @@ ms_status ms__comm_start(const char *backend, double timeout)
     w->transport = transport;
     if (transport->init) {
         ms__join_begin(w->timeout);
-        ms_status status = join(&launch);
+        ms_status status = join_ranks(&launch);
         ms__join_end(status == MS_OK);
         MS_TRY(status);
     }

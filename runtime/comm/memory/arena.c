@@ -12,17 +12,19 @@
 #include "comm/memory/arena.h"
 #include "comm/memory/board.h"
 
-static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
 typedef struct {
     _Atomic(char *) base[ARENAS];
 } peer_maps;
-static peer_maps *maps;  // indexed by world rank
+static struct {
+    pthread_mutex_t lock;
+    peer_maps *of;  // indexed by world rank
+} mapped = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 ms_status ms__arenas_start(void)
 {
-    size_t bytes = (size_t)ms__world.size * sizeof *maps;
-    maps = calloc(1, bytes);
-    return maps ? MS_OK : ms__no_memory(bytes, "dist.init", "the addresses of peers' memory");
+    size_t bytes = (size_t)ms__world.size * sizeof *mapped.of;
+    mapped.of = calloc(1, bytes);
+    return mapped.of ? MS_OK : ms__no_memory(bytes, "dist.init", "the addresses of peers' memory");
 }
 
 // Finds the arena that contains p, in the storage's memory: its number on the board (from 1), and p's offset in it.
@@ -36,7 +38,7 @@ bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at
     int n = atomic_load_explicit(&me->n_arenas, memory_order_acquire), k = 0;
     while (k < n && me->arena[k].id != id) k++;
     if (k == n) {
-        pthread_mutex_lock(&map_lock);
+        pthread_mutex_lock(&mapped.lock);
         n = atomic_load(&me->n_arenas);
         for (k = 0; k < n && me->arena[k].id != id; k++) {}
         struct stat st;
@@ -47,7 +49,7 @@ bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at
             me->arena[k].fd = fd;
             atomic_store_explicit(&me->n_arenas, ++n, memory_order_release);
         }
-        pthread_mutex_unlock(&map_lock);
+        pthread_mutex_unlock(&mapped.lock);
         if (k == n) return false;
     }
     *arena = (uint32_t)k + 1;
@@ -80,13 +82,13 @@ static char *map_arena(int rank, int k)
 char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at)
 {
     if (arena == 0) return ms__world.ctl + at;
-    _Atomic(char *) *slot = &maps[rank].base[arena - 1];
+    _Atomic(char *) *slot = &mapped.of[rank].base[arena - 1];
     char *base = atomic_load_explicit(slot, memory_order_acquire);
     if (MS_UNLIKELY(!base)) {
-        pthread_mutex_lock(&map_lock);
+        pthread_mutex_lock(&mapped.lock);
         if (!(base = atomic_load(slot)) && (base = map_arena(rank, (int)arena - 1)))
             atomic_store_explicit(slot, base, memory_order_release);
-        pthread_mutex_unlock(&map_lock);
+        pthread_mutex_unlock(&mapped.lock);
         if (!base) return NULL;
     }
     return base + at;

@@ -5,15 +5,19 @@
 #include "comm/memory/control.h"
 #include "comm/memory/board.h"
 
-static ms_group *groups;            // all groups, including those without this rank
-static _Atomic(ms_group *) *pairs;  // groups of send and recv, indexed by from * size + to
-static size_t groups_used;          // bytes used in the part of the control memory for groups
+typedef _Atomic(ms_group *) pair_entry;
 typedef struct {
     size_t at, bytes;
 } hole;
-static hole *holes;  // free ranges below groups_used, sorted; adjacent ranges are merged
-static size_t n_holes, n_groups;
-static int cap_holes;
+static struct {
+    ms_group *groups;   // all groups, including those without this rank
+    pair_entry *pairs;  // groups of send and recv, indexed by from * size + to
+    size_t used;        // bytes used in the part of the control memory for groups
+    hole *holes;        // free ranges below groups_used, sorted; adjacent ranges are merged
+    size_t n_holes, n_groups;
+    int cap_holes;
+    pthread_mutex_t pair_lock;  // held while a pair is added to `pairs`, by any thread
+} control = { .pair_lock = PTHREAD_MUTEX_INITIALIZER };
 pthread_mutex_t ms__groups_lock = PTHREAD_MUTEX_INITIALIZER;
 
 // Bytes that a group of n members needs: slots, heads, and whether it is broken.
@@ -64,32 +68,33 @@ ms_status ms__group_place(ms_group *g)
 {
     size_t bytes = page_up(group_bytes(g->n));
     // Makes room in the list of free places for all groups, because freeing a group must not fail.
-    MS_TRY(ms__grow(&holes, &cap_holes, (int)n_groups + 2, sizeof *holes, "dist.new_group",
-                    "the list of free places of groups"));
+    MS_TRY(ms__grow(&control.holes, &control.cap_holes, (int)control.n_groups + 2, sizeof *control.holes,
+                    "dist.new_group", "the list of free places of groups"));
     if (ms__world.up && ms__world.size > 1) {
         size_t k = 0;
-        while (k < n_holes && holes[k].bytes < bytes) k++;
-        if (k < n_holes) {
-            g->place = holes[k].at;
-            holes[k].at += bytes;
-            if ((holes[k].bytes -= bytes) == 0) memmove(&holes[k], &holes[k + 1], (--n_holes - k) * sizeof *holes);
+        while (k < control.n_holes && control.holes[k].bytes < bytes) k++;
+        if (k < control.n_holes) {
+            g->place = control.holes[k].at;
+            control.holes[k].at += bytes;
+            if ((control.holes[k].bytes -= bytes) == 0)
+                memmove(&control.holes[k], &control.holes[k + 1], (--control.n_holes - k) * sizeof *control.holes);
         } else {
-            if (groups_at() + groups_used + bytes > ms__world.ctl_bytes)
+            if (groups_at() + control.used + bytes > ms__world.ctl_bytes)
                 return ms__fail(MS_ENOMEM,
                                 "dist.new_group: the control memory holds no more groups (%zu bytes used); "
                                 "dist.free_group frees the memory of a group",
-                                groups_used);
-            g->place = groups_used;
-            groups_used += bytes;
+                                control.used);
+            g->place = control.used;
+            control.used += bytes;
         }
         g->bytes = bytes;
         group_at(g, ms__world.ctl + groups_at() + g->place);
         group_nodes(g);
     }
-    n_groups++;
+    control.n_groups++;
     pthread_mutex_lock(&ms__groups_lock);
-    g->next = groups;
-    groups = g;
+    g->next = control.groups;
+    control.groups = g;
     pthread_mutex_unlock(&ms__groups_lock);
     return MS_OK;
 }
@@ -97,30 +102,32 @@ ms_status ms__group_place(ms_group *g)
 void ms__group_unplace(ms_group *g, bool used)
 {
     pthread_mutex_lock(&ms__groups_lock);
-    for (ms_group **at = &groups; *at; at = &(*at)->next)
+    for (ms_group **at = &control.groups; *at; at = &(*at)->next)
         if (*at == g) {
             *at = g->next;
             break;
         }
     pthread_mutex_unlock(&ms__groups_lock);
-    n_groups--;
+    control.n_groups--;
     if (g->bytes == 0) return;
     // A new group at this place numbers its collectives from 1. One rank zeroes the slots; it must do so before it
     // makes the next group.
     if (used && ms__world.local_rank == 0) memset(g->slots, 0, g->bytes);
     size_t k = 0;
-    while (k < n_holes && holes[k].at < g->place) k++;
-    memmove(&holes[k + 1], &holes[k], (n_holes++ - k) * sizeof *holes);
-    holes[k] = (hole) { g->place, g->bytes };
-    if (k + 1 < n_holes && holes[k].at + holes[k].bytes == holes[k + 1].at) {
-        holes[k].bytes += holes[k + 1].bytes;
-        memmove(&holes[k + 1], &holes[k + 2], (--n_holes - k - 1) * sizeof *holes);
+    while (k < control.n_holes && control.holes[k].at < g->place) k++;
+    memmove(&control.holes[k + 1], &control.holes[k], (control.n_holes++ - k) * sizeof *control.holes);
+    control.holes[k] = (hole) { g->place, g->bytes };
+    if (k + 1 < control.n_holes && control.holes[k].at + control.holes[k].bytes == control.holes[k + 1].at) {
+        control.holes[k].bytes += control.holes[k + 1].bytes;
+        memmove(&control.holes[k + 1], &control.holes[k + 2], (--control.n_holes - k - 1) * sizeof *control.holes);
     }
-    if (k > 0 && holes[k - 1].at + holes[k - 1].bytes == holes[k].at) {
-        holes[k - 1].bytes += holes[k].bytes;
-        memmove(&holes[k], &holes[k + 1], (--n_holes - k) * sizeof *holes);
+    if (k > 0 && control.holes[k - 1].at + control.holes[k - 1].bytes == control.holes[k].at) {
+        control.holes[k - 1].bytes += control.holes[k].bytes;
+        memmove(&control.holes[k], &control.holes[k + 1], (--control.n_holes - k) * sizeof *control.holes);
     }
-    if (n_holes && holes[n_holes - 1].at + holes[n_holes - 1].bytes == groups_used) groups_used = holes[--n_holes].at;
+    if (control.n_holes &&
+        control.holes[control.n_holes - 1].at + control.holes[control.n_holes - 1].bytes == control.used)
+        control.used = control.holes[--control.n_holes].at;
     g->bytes = 0;
     g->slots = NULL;
 }
@@ -133,7 +140,7 @@ ms_group *ms__pair_by_id(double id)
 ms_group *ms__group_listed(double id)
 {
     if (id < 0) return ms__pair_by_id(id);
-    for (ms_group *g = groups; g; g = g->next)
+    for (ms_group *g = control.groups; g; g = g->next)
         if (g->id == id) return g;
     return NULL;
 }
@@ -161,26 +168,24 @@ static ms_group *pair_new(int from, int to, size_t at)
     return g;
 }
 
-static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;  // held while a pair is added to `pairs`, by any thread
-
 ms_group *ms__pair(int from, int to)
 {
     size_t at = (size_t)from * (size_t)ms__world.size + (size_t)to;
-    ms_group *g = atomic_load_explicit(&pairs[at], memory_order_acquire);
+    ms_group *g = atomic_load_explicit(&control.pairs[at], memory_order_acquire);
     if (g) return g;
-    pthread_mutex_lock(&pair_lock);
-    if (!(g = atomic_load(&pairs[at])) && (g = pair_new(from, to, at)))
-        atomic_store_explicit(&pairs[at], g, memory_order_release);
-    pthread_mutex_unlock(&pair_lock);
+    pthread_mutex_lock(&control.pair_lock);
+    if (!(g = atomic_load(&control.pairs[at])) && (g = pair_new(from, to, at)))
+        atomic_store_explicit(&control.pairs[at], g, memory_order_release);
+    pthread_mutex_unlock(&control.pair_lock);
     return g;
 }
 
 void ms__each_group(void (*fn)(ms_group *))
 {
-    for (ms_group *g = groups; g; g = g->next)
+    for (ms_group *g = control.groups; g; g = g->next)
         if (g->me >= 0) fn(g);
-    for (int k = 0; pairs && k < ms__world.size * ms__world.size; k++) {
-        ms_group *g = atomic_load(&pairs[k]);
+    for (int k = 0; control.pairs && k < ms__world.size * ms__world.size; k++) {
+        ms_group *g = atomic_load(&control.pairs[k]);
         if (g && g->me >= 0) fn(g);
     }
 }
@@ -191,9 +196,9 @@ ms_status ms__control_layout(void)
 {
     int n = ms__world.size;
     ms__world.local_of = calloc((size_t)n, sizeof *ms__world.local_of);
-    pairs = calloc((size_t)n * (size_t)n, sizeof *pairs);
-    if (!ms__world.local_of || !pairs)
-        return ms__no_memory((size_t)n * (sizeof *ms__world.local_of + (size_t)n * sizeof *pairs), "dist.init",
+    control.pairs = calloc((size_t)n * (size_t)n, sizeof *control.pairs);
+    if (!ms__world.local_of || !control.pairs)
+        return ms__no_memory((size_t)n * (sizeof *ms__world.local_of + (size_t)n * sizeof *control.pairs), "dist.init",
                              "%d ranks", n);
     for (int r = 0, l = 0; r < n; r++) ms__world.local_of[r] = ms__world.node_of[r] == ms__world.node ? l++ : -1;
     return MS_OK;

@@ -3,11 +3,13 @@
 #include "comm/memory/group.h"
 #include "comm/memory/control.h"
 
-static ms_group *world_group, *self_group;
+static struct {
+    ms_group *world, *self;
+    double next_id;
+    ms_group **others;  // made by new_group, in ascending order of id
+    int n, cap;
+} made = { .next_id = FIRST_MADE };
 ms_group *ms__meeting;
-static double next_group = FIRST_MADE;
-static ms_group **other_groups;  // made by new_group, in ascending order of id
-static int n_others, cap_others;
 
 static ms_group *group_new(double id, int n, const int *ranks)
 {
@@ -44,40 +46,40 @@ static ms_status make_meeting(void)
 
 ms_status ms__groups_start(void)
 {
-    if (world_group) {
+    if (made.world) {
         // Before dist.init the world group is this process alone. Units may hold it, so the same object becomes the
         // group of all ranks.
-        if (world_group->n == ms__world.size) return MS_OK;
+        if (made.world->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(WORLD, ms__world.size, NULL);
         if (!g) return MS_ENOMEM;
-        *world_group = *g;
+        *made.world = *g;
         free(g);
-        self_group->ranks[0] = ms__world.rank;
-        MS_TRY(ms__group_place(world_group));
+        made.self->ranks[0] = ms__world.rank;
+        MS_TRY(ms__group_place(made.world));
         return make_meeting();
     }
     int me = ms__world.rank;
-    if (!self_group) self_group = group_new(SELF, 1, &me);
-    ms_group *world = self_group ? group_new(WORLD, ms__world.size, NULL) : NULL;
+    if (!made.self) made.self = group_new(SELF, 1, &me);
+    ms_group *world = made.self ? group_new(WORLD, ms__world.size, NULL) : NULL;
     if (!world) return MS_ENOMEM;
-    world_group = world;
-    MS_TRY(ms__group_place(world_group));
+    made.world = world;
+    MS_TRY(ms__group_place(made.world));
     return ms__world.up ? make_meeting() : MS_OK;
 }
 
 ms_group *ms__group_world(void)
 {
-    if (!world_group) ms__groups_start();
-    return world_group;
+    if (!made.world) ms__groups_start();
+    return made.world;
 }
 
 // The index in other_groups of the first group whose id is not below `id`.
-static int place_of(double id)
+static int index_of_group(double id)
 {
-    int from = 0, to = n_others;
+    int from = 0, to = made.n;
     while (from < to) {
         int k = from + (to - from) / 2;
-        if (other_groups[k]->id < id) from = k + 1;
+        if (made.others[k]->id < id) from = k + 1;
         else to = k;
     }
     return from;
@@ -88,25 +90,25 @@ ms_group *ms__group_by_id(double id)
     if (id == WORLD) return ms__group_world();
     if (id == SELF) {
         ms__group_world();
-        return self_group;
+        return made.self;
     }
-    int k = place_of(id);
-    if (k < n_others && other_groups[k]->id == id) return other_groups[k];
+    int k = index_of_group(id);
+    if (k < made.n && made.others[k]->id == id) return made.others[k];
     ms__fail(MS_EINVAL,
-             id >= FIRST_MADE && id < next_group ? "dist: this group was freed by dist.free_group"
-                                                 : "dist: there is no group %g",
+             id >= FIRST_MADE && id < made.next_id ? "dist: this group was freed by dist.free_group"
+                                                   : "dist: there is no group %g",
              id);
     return NULL;
 }
 
 ms_status ms__groups_grow(const char *call)
 {
-    return ms__grow(&other_groups, &cap_others, n_others, sizeof *other_groups, call, "groups");
+    return ms__grow(&made.others, &made.cap, made.n, sizeof *made.others, call, "groups");
 }
 
 ms_group *ms__group_make(int n, const int *ranks)
 {
-    ms_group *g = group_new(next_group, n, ranks);
+    ms_group *g = group_new(made.next_id, n, ranks);
     if (!g) return NULL;
     if (ms__group_place(g) == MS_OK) return g;
     group_drop(g);
@@ -116,15 +118,15 @@ ms_group *ms__group_make(int n, const int *ranks)
 double ms__group_list(ms_group *g)
 {
     g->epoch = ms__comm_epoch();
-    other_groups[n_others++] = g;
-    return next_group++;
+    made.others[made.n++] = g;
+    return made.next_id++;
 }
 
 void ms__group_end(ms_group *g, bool used)
 {
     if (used) {
-        int k = place_of(g->id);
-        memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
+        int k = index_of_group(g->id);
+        memmove(&made.others[k], &made.others[k + 1], (size_t)(--made.n - k) * sizeof *made.others);
     }
     ms__group_unplace(g, used);
     g->freed = true;

@@ -35,7 +35,7 @@ struct ms_group {
     ms_group *next;
 };
 
-static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
+static inline ms_slot *member_slot(const ms_group *g, int member, uint64_t seq)
 {
     return &g->slots[(size_t)member * RING + seq % RING];
 }

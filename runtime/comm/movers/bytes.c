@@ -9,7 +9,7 @@ void ms__put_piece(ms_coll *c, const ms_piece *p, const ms_block_part *part, con
     if (!p->line) {
         if (n && to + at != from) {
             if (part->windows) put_out(c, to + at, from, n);
-            else copy_bytes(c, to + at, from, n);
+            else copy_block(c, to + at, from, n);
         }
         return;
     }
@@ -51,23 +51,23 @@ void ms__move_blocks(ms_coll *c, const char **in)
     switch (c->op) {
     case OP_REDUCE_SCATTER:
         for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
-        reduce_bytes(c, in, 1, &out, c->count);
+        reduce_block(c, in, 1, &out, c->count);
         break;
     case OP_BROADCAST:
-        if (c->root != me) copy_bytes(c, out, in[c->root], block);
+        if (c->root != me) copy_block(c, out, in[c->root], block);
         break;
     case OP_GATHER:
-        for (int k = 0; k < n && c->root == me; k++) copy_bytes(c, out + (size_t)k * block, in[k], block);
+        for (int k = 0; k < n && c->root == me; k++) copy_block(c, out + (size_t)k * block, in[k], block);
         break;
-    case OP_SCATTER: copy_bytes(c, out, in[c->root] + (size_t)me * block, block); break;
+    case OP_SCATTER: copy_block(c, out, in[c->root] + (size_t)me * block, block); break;
     case OP_ALL_TO_ALL:
         for (int j = 0; j < n; j++) {
             int k = (me + j) % n;
-            copy_bytes(c, out + (size_t)k * block, in[k] + (size_t)me * block, block);
+            copy_block(c, out + (size_t)k * block, in[k] + (size_t)me * block, block);
         }
         break;
     case OP_SEND_RECV:
-        if (me == 1) copy_bytes(c, out, in[0], block);
+        if (me == 1) copy_block(c, out, in[0], block);
         break;
     default: break;
     }
@@ -76,6 +76,6 @@ void ms__move_blocks(ms_coll *c, const char **in)
 ms_status ms__finish_shared(ms_waiter *w, ms_status moved)
 {
     ms_coll *c = w->c;
-    atomic_store_explicit(&slot_of(c->g, c->g->me, c->seq)->done, c->number, memory_order_release);
+    set_done(c);
     return moved == MS_OK ? ms__wait_done(w, c->number) : moved;
 }

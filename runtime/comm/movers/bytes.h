@@ -30,13 +30,13 @@ static inline void put_in(ms_coll *c, void *to, const void *from, size_t n)
 }
 
 // Copies within CPU memory; or queues a copy on the collective's stream, if the tensors are on a GPU.
-static inline void copy_bytes(ms_coll *c, char *dst, const char *src, size_t n)
+static inline void copy_block(ms_coll *c, char *dst, const char *src, size_t n)
 {
     if (MS_UNLIKELY(c->device != NULL)) c->device->copy(c, dst, src, n, MS_ON_DEVICE);
     else ms__comm_copy(dst, src, n);
 }
 
-static inline void reduce_bytes(ms_coll *c, const char *const *src, int n_dst, char *const *dst, size_t n)
+static inline void reduce_block(ms_coll *c, const char *const *src, int n_dst, char *const *dst, size_t n)
 {
     int64_t numel = (int64_t)n;
     ms_cuda_reduction all = { .n_parts = 1, .numel = &numel, .src = src, .n_dst = n_dst, .dst = dst };

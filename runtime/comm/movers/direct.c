@@ -14,13 +14,13 @@ static void gather_pieces(ms_coll *c, int k, const char *from)
 }
 
 // The address of member k's memory in this process; NULL with the error set.
-static char *resolve(ms_coll *c, int k, uint32_t arena, uint64_t at)
+static char *member_address(ms_coll *c, int k, uint32_t arena, uint64_t at)
 {
     int rank = c->g->ranks[k];
     return MS_UNLIKELY(c->device != NULL) ? c->device->resolve(c, rank, arena, at) : ms__comm_resolve(rank, arena, at);
 }
 
-static ms_status scatter_parts(ms_coll *c)
+static ms_status reduce_parts(ms_coll *c)
 {
     ms_group *g = c->g;
     const char *src[RANKS];
@@ -30,7 +30,7 @@ static ms_status scatter_parts(ms_coll *c)
         size_t n = part_bytes(p, g->me);
         for (int k = 0; k < g->n && n > 0; k++) {
             ms_part_place here = { .stride = p->stride };
-            if (k != g->me) here = ((ms_part_place *)slot_of(g, k, c->seq)->payload)[i];
+            if (k != g->me) here = ((ms_part_place *)member_slot(g, k, c->seq)->payload)[i];
             src[k] = k == g->me ? ms__data(p->t) : ms__comm_resolve(g->ranks[k], (uint32_t)here.arena, here.at);
             if (!src[k]) return MS_ECOMM;
             src[k] += (uint64_t)g->me * here.stride;
@@ -44,7 +44,7 @@ static ms_status scatter_parts(ms_coll *c)
 
 ms_status ms__move_direct(ms_coll *c)
 {
-    if (c->n_parts) return scatter_parts(c);
+    if (c->n_parts) return reduce_parts(c);
     ms_group *g = c->g;
     int n = g->n, me = g->me;
     const char *in[RANKS];
@@ -54,9 +54,9 @@ ms_status ms__move_direct(ms_coll *c)
         in[k] = c->in.data;
         out[k] = c->out.data;
         if (k == me) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
-        if (s->in_arena && !(in[k] = resolve(c, k, s->in_arena, s->in_at))) return MS_ECOMM;
-        if (s->out_arena && !(out[k] = resolve(c, k, s->out_arena, s->out_at))) return MS_ECOMM;
+        ms_slot *s = member_slot(g, k, c->seq);
+        if (s->in_arena && !(in[k] = member_address(c, k, s->in_arena, s->in_at))) return MS_ECOMM;
+        if (s->out_arena && !(out[k] = member_address(c, k, s->out_arena, s->out_at))) return MS_ECOMM;
     }
     if (c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
         size_t first, mine = share_of(c->count, n, me, &first);
@@ -65,7 +65,7 @@ ms_status ms__move_direct(ms_coll *c)
             out[k] += first * esize;
         }
         if (c->op == OP_REDUCE) out[0] = out[c->root];
-        reduce_bytes(c, in, c->op == OP_REDUCE ? 1 : n, out, mine);
+        reduce_block(c, in, c->op == OP_REDUCE ? 1 : n, out, mine);
     } else if (c->op == OP_ALL_GATHER)
         for (int j = 0; j < n; j++) gather_pieces(c, (me + j) % n, in[(me + j) % n]);
     else ms__move_blocks(c, in);

@@ -51,17 +51,21 @@ static int leader_on(const ms_group *g, int node)
 static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
 
 // The world rank that sends the slot of the i-th (from 0) of the members on other nodes.
-static int sender(const ms_group *g, int i)
+static int sender_of(const ms_group *g, int i)
 {
     int k = 0;
     while (is_here(g, k) || i-- > 0) k++;
     return leader_on(g, ms__world.node_of[g->ranks[k]]);
 }
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
-static ms_far *lingering;                                 // ended collectives with messages in flight
+static struct {
+    pthread_mutex_t lock;  // collectives run on several streams
+    ms_far *lingering;     // ended collectives with messages in flight
+    // Buffers for data from other nodes, one for each stream, whose collectives run one after the other.
+    char *rooms[MS_STREAMS];
+} messages = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static ms_status no_memory(ms_coll *c, size_t bytes, const char *what)
+static ms_status no_message_memory(ms_coll *c, size_t bytes, const char *what)
 {
     return ms__no_memory(bytes, ROW(c->op)->name, "%s", what);
 }
@@ -83,7 +87,7 @@ static ms_status far_new(ms_coll *c)
 {
     ms_group *g = c->g;
     ms_far *f = calloc(1, sizeof *f);
-    if (!f) return no_memory(c, sizeof *f, "messages to other nodes");
+    if (!f) return no_message_memory(c, sizeof *f, "messages to other nodes");
     f->leaders = malloc((size_t)ms__world.nodes * sizeof *f->leaders);
     for (int node = 0; node < ms__world.nodes && f->leaders; node++) {
         int r = node == ms__world.node ? -1 : leader_on(g, node);
@@ -98,11 +102,11 @@ static ms_status far_new(ms_coll *c)
     f->sent = calloc((size_t)g->n, sizeof *f->sent);
     if (!f->leaders || !f->in || !f->out || !f->in_req || !f->out_req || !f->sent) {
         far_free(f);
-        return no_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
+        return no_message_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
     }
     c->far = f;  // ms__far_end completes or cancels the messages
     for (int i = 0; i < f->n_in; i++)
-        if (!(f->in_req[i] = ms__message_receive(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
+        if (!(f->in_req[i] = ms__message_receive(&f->in[i], sizeof f->in[i], sender_of(g, i), tag_of(c, KIND_READY))))
             return ms__coll_fail(c, "MPI could not start to receive");
     return MS_OK;
 }
@@ -114,7 +118,7 @@ ms_status ms__far_ready(ms_coll *c)
     ms_far *f = c->far;
     for (int k = 0, i = 0; k < g->n; k++) {
         if (!is_here(g, k)) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
+        ms_slot *s = member_slot(g, k, c->seq);
         if (!f->sent[k] && atomic_load_explicit(&s->ready, memory_order_acquire) == c->number) {
             far_ready *m = &f->out[i];
             m->group = g->id;
@@ -145,13 +149,13 @@ ms_status ms__far_ready(ms_coll *c)
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
         if (m->number < c->number || m->group != g->id) {  // a message of an earlier call that failed here
-            f->in_req[i] = ms__message_receive(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
+            f->in_req[i] = ms__message_receive(m, sizeof *m, sender_of(g, i), tag_of(c, KIND_READY));
             if (!f->in_req[i]) return ms__coll_fail(c, "MPI could not start to receive");
             continue;
         }
         if (m->number != c->number || m->member >= (uint32_t)g->n)
             return ms__coll_fail(c, "another node is at a different collective");
-        ms_slot *s = slot_of(g, (int)m->member, c->seq);
+        ms_slot *s = member_slot(g, (int)m->member, c->seq);
         ms__slot_open(s);  // members of this node may still read what it held for a collective that failed
         s->hash = m->hash;
         s->arrived = m->arrived;
@@ -164,7 +168,7 @@ ms_status ms__far_ready(ms_coll *c)
     return MS_OK;
 }
 
-static bool complete(ms_far *f)
+static bool messages_complete(ms_far *f)
 {
     bool all = true;
     for (int i = 0; i < f->n_in; i++) all = ms__message_test(&f->in_req[i]) != 0 && all;
@@ -181,24 +185,24 @@ void ms__far_end(ms_coll *c)
     c->far = NULL;
     for (int i = 0; i < f->n_in; i++)
         if (f->in_req[i]) ms__message_cancel(f->in_req[i]);
-    pthread_mutex_lock(&lock);
-    f->next = lingering;
-    lingering = f;
-    for (ms_far **at = &lingering; *at;) {
+    pthread_mutex_lock(&messages.lock);
+    f->next = messages.lingering;
+    messages.lingering = f;
+    for (ms_far **at = &messages.lingering; *at;) {
         ms_far *one = *at;
-        if (!complete(one)) {
+        if (!messages_complete(one)) {
             at = &one->next;
             continue;
         }
         *at = one->next;
         far_free(one);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&messages.lock);
 }
 
 // ---- data -----------------------------------------------------------------------------------------
 
-static ms_status finish(ms_waiter *w, void **req)
+static ms_status finish_message(ms_waiter *w, void **req)
 {
     if (!*req) return ms__coll_fail(w->c, "MPI could not start a transfer");
     for (;;) {
@@ -213,29 +217,29 @@ static ms_status finish(ms_waiter *w, void **req)
 }
 
 // Abandons a message of a failed collective. Cancels a receive, so that it does not match a later message.
-static void leave(void *req, bool receives)
+static void abandon_message(void *req, bool receives)
 {
     if (req && receives) ms__message_cancel(req);
     ms__message_keep(req);
 }
 
-static ms_status send_all(ms_waiter *w, const void *p, size_t n, int to, int tag)
+static ms_status send_whole(ms_waiter *w, const void *p, size_t n, int to, int tag)
 {
     void *r = ms__message_send(p, n, to, tag);
-    ms_status status = finish(w, &r);
-    if (status != MS_OK) leave(r, false);
+    ms_status status = finish_message(w, &r);
+    if (status != MS_OK) abandon_message(r, false);
     return status;
 }
 
-static ms_status recv_all(ms_waiter *w, void *p, size_t n, int from, int tag)
+static ms_status receive_whole(ms_waiter *w, void *p, size_t n, int from, int tag)
 {
     void *r = ms__message_receive(p, n, from, tag);
-    ms_status status = finish(w, &r);
-    if (status != MS_OK) leave(r, true);
+    ms_status status = finish_message(w, &r);
+    if (status != MS_OK) abandon_message(r, true);
     return status;
 }
 
-static ms_status chain(ms_waiter *w, char *const *windows, char *acc, char *result, size_t n)
+static ms_status reduce_chain(ms_waiter *w, char *const *windows, char *acc, char *result, size_t n)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
@@ -247,32 +251,32 @@ static ms_status chain(ms_waiter *w, char *const *windows, char *acc, char *resu
         if (node == ms__world.node) {
             if (k == 0) ms__acc_load(acc, windows[0], c->reducer.dtype, n);
             else {
-                MS_TRY(
-                    recv_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[k - 1]]), tag_of(c, KIND_CHAIN)));
+                MS_TRY(receive_whole(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[k - 1]]),
+                                     tag_of(c, KIND_CHAIN)));
                 ms__acc_add(&c->reducer, acc, windows[k], n);
             }
             for (int j = k + 1; j < end; j++) ms__acc_add(&c->reducer, acc, windows[j], n);
             if (end < g->n)
-                MS_TRY(send_all(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[end]]), tag_of(c, KIND_CHAIN)));
+                MS_TRY(
+                    send_whole(w, acc, bytes, leader_on(g, ms__world.node_of[g->ranks[end]]), tag_of(c, KIND_CHAIN)));
         }
         k = end;
     }
-    if (last_node != ms__world.node) return recv_all(w, result, out, leader_on(g, last_node), tag_of(c, KIND_RESULT));
+    if (last_node != ms__world.node)
+        return receive_whole(w, result, out, leader_on(g, last_node), tag_of(c, KIND_RESULT));
     ms__acc_store(&c->reducer, result, acc, n);
     for (int node = 0; node < ms__world.nodes; node++) {
         int to = node == ms__world.node ? -1 : leader_on(g, node);
-        if (to >= 0) MS_TRY(send_all(w, result, out, to, tag_of(c, KIND_RESULT)));
+        if (to >= 0) MS_TRY(send_whole(w, result, out, to, tag_of(c, KIND_RESULT)));
     }
     return MS_OK;
 }
 
-// Buffers for data from other nodes, one for each stream, whose collectives run one after the other.
 enum { ROOM = 4 * WINDOW };
-static char *rooms[MS_STREAMS];
 
 static char *room_of(const ms_coll *c)
 {
-    return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
+    return messages.rooms[c->stream] ? messages.rooms[c->stream] : (messages.rooms[c->stream] = malloc(ROOM));
 }
 
 // Called when a collective has ended with `status`. After a failure MPI may still write to the buffer, so the
@@ -280,7 +284,7 @@ static char *room_of(const ms_coll *c)
 static void room_back(const ms_coll *c, char *room, ms_status status)
 {
     if (status == MS_OK) return;
-    rooms[c->stream] = NULL;
+    messages.rooms[c->stream] = NULL;
     ms__message_keep(room);
 }
 
@@ -288,8 +292,8 @@ ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_
 {
     ms_coll *c = w->c;
     char *acc = room_of(c);
-    if (!acc) return no_memory(c, ROOM, "partial results");
-    ms_status status = chain(w, windows, acc, result, n);
+    if (!acc) return no_message_memory(c, ROOM, "partial results");
+    ms_status status = reduce_chain(w, windows, acc, result, n);
     room_back(c, acc, status);
     return status;
 }
@@ -302,34 +306,35 @@ typedef struct {
     int first, n;
 } flight;
 
-static void drop(flight *f)
+static void abandon_flight(flight *f)
 {
-    for (; f->n > 0; f->n--, f->first = (f->first + 1) % FLIGHT) leave(f->req[f->first], f->receives[f->first]);
+    for (; f->n > 0; f->n--, f->first = (f->first + 1) % FLIGHT)
+        abandon_message(f->req[f->first], f->receives[f->first]);
 }
 
-static ms_status land(ms_waiter *w, flight *f)
+static ms_status land_oldest(ms_waiter *w, flight *f)
 {
     int k = f->first;
     f->first = (f->first + 1) % FLIGHT;
     f->n--;
-    ms_status status = finish(w, &f->req[k]);
+    ms_status status = finish_message(w, &f->req[k]);
     if (status == MS_OK) return MS_OK;
-    leave(f->req[k], f->receives[k]);
-    drop(f);
+    abandon_message(f->req[k], f->receives[k]);
+    abandon_flight(f);
     return status;
 }
 
-static ms_status launch(ms_waiter *w, flight *f, void *req, bool receives)
+static ms_status launch_message(ms_waiter *w, flight *f, void *req, bool receives)
 {
     int k = (f->first + f->n++) % FLIGHT;
     f->req[k] = req;
     f->receives[k] = receives;
-    return f->n == FLIGHT ? land(w, f) : MS_OK;
+    return f->n == FLIGHT ? land_oldest(w, f) : MS_OK;
 }
 
-static ms_status land_all(ms_waiter *w, flight *f)
+static ms_status land_flight(ms_waiter *w, flight *f)
 {
-    while (f->n > 0) MS_TRY(land(w, f));
+    while (f->n > 0) MS_TRY(land_oldest(w, f));
     return MS_OK;
 }
 
@@ -343,20 +348,21 @@ ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_
         int node = ms__world.node_of[g->ranks[k]];
         if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
         if (node != ms__world.node) {
-            MS_TRY(
-                launch(w, &f, ms__message_receive(mirror + (size_t)k * bytes, bytes, leader_on(g, node), tag), true));
+            MS_TRY(launch_message(w, &f,
+                                  ms__message_receive(mirror + (size_t)k * bytes, bytes, leader_on(g, node), tag),
+                                  true));
             continue;
         }
         for (int other = 0; other < ms__world.nodes; other++) {
             int to = other == ms__world.node ? -1 : leader_on(g, other);
-            if (to >= 0) MS_TRY(launch(w, &f, ms__message_send(windows[k], bytes, to, tag), false));
+            if (to >= 0) MS_TRY(launch_message(w, &f, ms__message_send(windows[k], bytes, to, tag), false));
         }
     }
-    return land_all(w, &f);
+    return land_flight(w, &f);
 }
 
 // The number of bytes in [at, bytes), but at most `part`.
-static size_t left(size_t bytes, size_t at, size_t part)
+static size_t part_left(size_t bytes, size_t at, size_t part)
 {
     return at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
 }
@@ -369,7 +375,7 @@ static ms_status land_complete(ms_waiter *w, flight *f)
     int rc = f->n > 0 ? ms__message_test(&f->req[f->first]) : 0;
     if (rc == 0) return MS_OK;
     if (rc < 0) {
-        drop(f);
+        abandon_flight(f);
         return ms__coll_fail(w->c, "MPI failed to transfer data between nodes");
     }
     f->first = (f->first + 1) % FLIGHT;
@@ -383,7 +389,7 @@ static ms_status copy_own(ms_waiter *w, flight *f, char *to, const char *from, s
 {
     enum { SLICE = 512 << 10 };
     for (size_t at = 0; at < bytes && to != from; at += SLICE) {
-        memcpy(to + at, from + at, left(bytes, at, SLICE));
+        memcpy(to + at, from + at, part_left(bytes, at, SLICE));
         MS_TRY(land_complete(w, f));
     }
     return MS_OK;
@@ -401,14 +407,14 @@ ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t strid
         // Step j: send to the rank j places ahead, receive from the rank j places behind. All links are used at once.
         for (int j = 1; j < g->n; j++) {
             int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
-            size_t theirs = left(bytes[from], at, MESSAGE), ours = left(bytes[g->me], at, MESSAGE);
+            size_t theirs = part_left(bytes[from], at, MESSAGE), ours = part_left(bytes[g->me], at, MESSAGE);
             if (theirs)
-                MS_TRY(launch(w, &f, ms__message_receive(out + (size_t)from * stride + at, theirs, g->ranks[from], tag),
-                              true));
-            if (ours) MS_TRY(launch(w, &f, ms__message_send(in + at, ours, g->ranks[to], tag), false));
+                MS_TRY(launch_message(
+                    w, &f, ms__message_receive(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
+            if (ours) MS_TRY(launch_message(w, &f, ms__message_send(in + at, ours, g->ranks[to], tag), false));
         }
     MS_TRY(copy_own(w, &f, out + (size_t)g->me * stride, in, bytes[g->me]));
-    return land_all(w, &f);
+    return land_flight(w, &f);
 }
 
 ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs)
@@ -419,40 +425,43 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
     int me = c->g->me, other = 1 - me, tag = tag_of(c, KIND_CHAIN), rank = c->g->ranks[other];
     size_t here = bytes[me], there = bytes[other], most = here > there ? here : there;
     char *room = room_of(c);
-    if (!room) return no_memory(c, ROOM, "partial results");
+    if (!room) return no_message_memory(c, ROOM, "partial results");
     void *sent[PARTS] = { NULL }, *got[PARTS] = { NULL };
     flight results = { 0 };
     ms_status status = MS_OK;
     for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += part) {
         for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
             size_t k = begun / part % PARTS;
-            if (begun < here && !(got[k] = ms__message_receive(room + k * part, left(here, begun, part), rank, tag)))
+            if (begun < here &&
+                !(got[k] = ms__message_receive(room + k * part, part_left(here, begun, part), rank, tag)))
                 status = ms__coll_fail(c, "MPI could not start to receive");
             if (status == MS_OK && begun < there) {
-                size_t n = left(there, begun, part);
+                size_t n = part_left(there, begun, part);
                 if (!(sent[k] = ms__message_send(source(c, other, begun, n, k), n, rank, tag)))
                     status = ms__coll_fail(c, "MPI could not start to send");
             }
         }
-        size_t k = at / part % PARTS, n = left(here, at, part), m = left(there, at, part);
-        if (status == MS_OK && n) status = finish(w, &got[k]);
+        size_t k = at / part % PARTS, n = part_left(here, at, part), m = part_left(there, at, part);
+        if (status == MS_OK && n) status = finish_message(w, &got[k]);
         if (status == MS_OK && n) {
             const char *src[2] = { room + k * part, room + k * part };
             src[me] = source(c, me, at, n, PARTS);
             char *dst = mine + at;
             ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
-            if (theirs) status = launch(w, &results, ms__message_send(dst, n, rank, tag_of(c, KIND_RESULT)), false);
+            if (theirs)
+                status = launch_message(w, &results, ms__message_send(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
         // The peer's result may be received into the memory from which the message sent[k] is sent.
-        if (status == MS_OK && m) status = finish(w, &sent[k]);
+        if (status == MS_OK && m) status = finish_message(w, &sent[k]);
         if (status == MS_OK && m && theirs)
-            status = launch(w, &results, ms__message_receive(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
+            status =
+                launch_message(w, &results, ms__message_receive(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
     }
-    if (status == MS_OK) status = land_all(w, &results);
-    else drop(&results);
+    if (status == MS_OK) status = land_flight(w, &results);
+    else abandon_flight(&results);
     for (int k = 0; k < PARTS && status != MS_OK; k++) {
-        leave(got[k], true);
-        leave(sent[k], false);
+        abandon_message(got[k], true);
+        abandon_message(sent[k], false);
     }
     room_back(c, room, status);
     return status;

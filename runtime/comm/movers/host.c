@@ -21,8 +21,6 @@ typedef struct {
 
 extern const ms_mover ms__mover_host;
 
-static bool lies_on_gpu(const ms_storage *s) { return s && ms__is_cuda(s->device); }
-
 static ms_status host_storage(ms_storage **out, size_t bytes, const ms_coll *c)
 {
     return ms__storage_new(out, MS_CPU, bytes, ROW(c->op)->name);
@@ -47,14 +45,14 @@ static ms_status host_prepare(ms_coll *c)
         in_bytes = out_bytes = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
     }
     bool same = in == out && c->in.storage && c->in.storage == c->out.storage;  // empty tensors have no address
-    if (lies_on_gpu(c->in.storage)) {
+    if (ms__storage_on_gpu(c->in.storage)) {
         if ((st = host_storage(&s->host_in, in_bytes, c)) != MS_OK) return st;
         if ((st = ms__move(MS_CPU, s->host_in->data, c->in.storage->device, in, in_bytes)) != MS_OK) return st;
         c->in.data = s->host_in->data;
         c->in.storage = s->host_in;
         if (same || (in == out && !c->out.storage)) c->out.data = c->in.data;
     }
-    if (lies_on_gpu(c->out.storage)) {
+    if (ms__storage_on_gpu(c->out.storage)) {
         s->device = c->out.storage->device;
         s->dst = out;
         s->bytes = out_bytes;

@@ -14,7 +14,7 @@ static ms_status inline_move(ms_waiter *w)
     ms_group *g = c->g;
     const char *in[RANKS];
     size_t block = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
-    for (int k = 0; k < g->n; k++) in[k] = slot_of(g, k, c->seq)->payload;
+    for (int k = 0; k < g->n; k++) in[k] = member_slot(g, k, c->seq)->payload;
     if (c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me))
         ms__reduce(&c->reducer, in, 1, &c->out.data, c->count);
     else if (c->op == OP_ALL_GATHER)
@@ -27,7 +27,7 @@ static ms_status inline_move(ms_waiter *w)
 static ms_status inline_finish(ms_waiter *w, ms_status moved)
 {
     ms_coll *c = w->c;
-    atomic_store_explicit(&slot_of(c->g, c->g->me, c->seq)->done, c->number, memory_order_release);
+    set_done(c);
     return moved;
 }
 

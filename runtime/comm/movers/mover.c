@@ -21,7 +21,7 @@ ms_status ms__mover_choose(ms_waiter *w, const ms_mover **out)
 {
     const ms_coll *c = w->c;
     w->flags = ~0u;
-    for (int k = 0; k < c->g->n; k++) w->flags &= slot_of(c->g, k, c->seq)->flags;
+    for (int k = 0; k < c->g->n; k++) w->flags &= member_slot(c->g, k, c->seq)->flags;
     bool yes = false;
     for (int k = 0; k < MS_COUNT(movers) && !yes; k++) {
         *out = movers[k];

@@ -35,7 +35,7 @@ static ms_status nodes_serves(ms_waiter *w, bool *yes)
     return MS_OK;
 }
 
-static ms_status reduce_pair(ms_waiter *w)
+static ms_status reduce_two(ms_waiter *w)
 {
     ms_coll *c = w->c;
     int me = c->g->me;
@@ -48,7 +48,7 @@ static ms_status nodes_move(ms_waiter *w)
 {
     ms_coll *c = w->c;
     size_t bytes[RANKS];
-    if (reduces(c->op)) return reduce_pair(w);
+    if (reduces(c->op)) return reduce_two(w);
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
         for (int k = 0; k < c->g->n; k++) bytes[k] = ms__piece_bytes(p, k);

@@ -122,7 +122,7 @@ PAIR_LOOP(bf16, ms_bf16, ms_bf16_to_float, ms_float_to_bf16)
 PAIR_LOOP(f16, ms_f16, ms_f16_to_float, ms_float_to_f16)
 // clang-format on
 
-static bool pair(int dtype, void *d, const void *a, const void *b, float m, size_t n)
+static bool reduce_pair(int dtype, void *d, const void *a, const void *b, float m, size_t n)
 {
     switch (dtype) {
     case MS_F32: pair_f32(d, a, b, m, n); return true;
@@ -225,7 +225,7 @@ void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
         // A destination may be one of the sources: a tile is written after all sources' tiles have been read.
         char *result = dst[0] + at;
-        if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
+        if (!pairs || !reduce_pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
             ms__acc_load(acc, src[0] + at, dtype, k);
             for (int j = 1; j < n_src; j++) ms__acc_add(how, acc, src[j] + at, k);
             ms__acc_store(how, result, acc, k);

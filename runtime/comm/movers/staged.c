@@ -29,7 +29,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
     // The ranks may run the collective on different streams, so each slot gives the position of its member's window.
     for (int k = 0; k < members; k++) {
         bool here = ms__is_here(g->ranks[k]);
-        windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
+        windows[k] = here ? ms__world.ctl + member_slot(g, k, c->seq)->out_at : NULL;
     }
     mine = windows[me];
     // With members on other nodes, the leader's window gets the whole result; on one node, each window gets a part.
@@ -126,7 +126,7 @@ static ms_status staged_move(ms_waiter *w)
     int blocks = input_blocks(c);
     uint64_t round = w->round;
     // After the first round, every slot gives the position of its member's window.
-    slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
+    own_slot(c)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(ms__wait_round(w, ++round));
     // A round of a reduction moves a slice of every block: a window has room for 64 bytes of each of 1024 blocks, the
     // most that there can be. Otherwise, with members on other nodes, all members' slices share one result window.

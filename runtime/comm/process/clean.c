@@ -15,17 +15,19 @@
 
 enum { MAX_STALE = 256, NAME = 200 };
 
-static char names[MAX_STALE][NAME];  // whole paths
-static int n_names;
+static struct {
+    char names[MAX_STALE][NAME];  // whole paths
+    int n;
+} stale;
 
-static void list(const char *folder)
+static void list_files(const char *folder)
 {
     char mine[NAME], host[128] = "";
     gethostname(host, sizeof host - 1);
     host[strcspn(host, ".")] = 0;
     int n = snprintf(mine, sizeof mine, "vader_segment.%s.%u.", host, (unsigned)getuid());
     DIR *d = opendir(folder);
-    for (struct dirent *e; d && n_names < MAX_STALE && (e = readdir(d));) {
+    for (struct dirent *e; d && stale.n < MAX_STALE && (e = readdir(d));) {
         struct stat st;
         bool segment = strncmp(e->d_name, mine, (size_t)n) == 0;
         int pid, control = 0;
@@ -35,16 +37,16 @@ static void list(const char *folder)
         if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode) ||
             st.st_uid != getuid())
             continue;
-        if (snprintf(names[n_names], NAME, "%s/%s", folder, e->d_name) < NAME) n_names++;
+        if (snprintf(stale.names[stale.n], NAME, "%s/%s", folder, e->d_name) < NAME) stale.n++;
     }
     if (d) closedir(d);
 }
 
-static void unlist(const char *path)
+static void unlist_file(const char *path)
 {
-    for (int k = 0; k < n_names; k++)
-        if (strcmp(path, names[k]) == 0) {
-            memmove(names[k], names[--n_names], NAME);
+    for (int k = 0; k < stale.n; k++)
+        if (strcmp(path, stale.names[k]) == 0) {
+            memmove(stale.names[k], stale.names[--stale.n], NAME);
             return;
         }
 }
@@ -60,7 +62,7 @@ static void unlist_used_by(const char *pid)
         ssize_t n = readlinkat(dirfd(d), e->d_name, to, sizeof to - 1);
         if (n <= 0) continue;
         to[n] = 0;
-        unlist(to);
+        unlist_file(to);
     }
     if (d) closedir(d);
     snprintf(path, sizeof path, "/proc/%.20s/maps", pid);
@@ -68,7 +70,7 @@ static void unlist_used_by(const char *pid)
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         const char *at = strchr(line, '/');
-        if (at) unlist(at);
+        if (at) unlist_file(at);
     }
     if (f) fclose(f);
 }
@@ -76,16 +78,16 @@ static void unlist_used_by(const char *pid)
 void ms__comm_clean(bool leaving)
 {
     const char *temporary = getenv("TMPDIR");
-    n_names = 0;
-    list("/dev/shm");
-    list("/tmp");
-    if (temporary && *temporary && strcmp(temporary, "/tmp") != 0) list(temporary);
-    if (n_names == 0) return;
+    stale.n = 0;
+    list_files("/dev/shm");
+    list_files("/tmp");
+    if (temporary && *temporary && strcmp(temporary, "/tmp") != 0) list_files(temporary);
+    if (stale.n == 0) return;
     DIR *d = opendir("/proc");
     if (!d) return;
-    for (struct dirent *e; n_names > 0 && (e = readdir(d));)
+    for (struct dirent *e; stale.n > 0 && (e = readdir(d));)
         if (isdigit((unsigned char)e->d_name[0]) && !(leaving && atoi(e->d_name) == (int)getpid()))
             unlist_used_by(e->d_name);
     closedir(d);
-    for (int k = 0; k < n_names; k++) unlink(names[k]);
+    for (int k = 0; k < stale.n; k++) unlink(stale.names[k]);
 }

@@ -17,10 +17,13 @@
 #include "comm/process/link.h"
 #include "comm/process/thread.h"
 
-static int *pidfd;           // indexed by world rank; -1: this rank, or on another node
-static atomic_bool failing;  // this rank must report the failure
-static atomic_bool leaving;  // this rank is exiting and has printed its error
-static char failure_text[2 * TEXT];
+static struct {
+    int *pidfd;           // indexed by world rank; -1: this rank, or on another node
+    atomic_bool failing;  // this rank must report the failure
+    atomic_bool leaving;  // this rank is exiting and has printed its error
+    char text[2 * TEXT];
+    long oom_kills_before;
+} deaths;
 
 enum { MS = 1000000 };
 static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's SIGKILL
@@ -36,8 +39,8 @@ bool ms__rank_dead(int rank)
         int lost = atomic_load(&ms__world.board->lost);
         return lost && ms__world.node_of[lost - 1] == ms__world.node_of[rank];
     }
-    if (pidfd[rank] < 0) return false;
-    struct pollfd p = { .fd = pidfd[rank], .events = POLLIN };
+    if (deaths.pidfd[rank] < 0) return false;
+    struct pollfd p = { .fd = deaths.pidfd[rank], .events = POLLIN };
     return poll(&p, 1, 0) > 0;
 }
 
@@ -53,15 +56,13 @@ static long oom_kills(void)
     return n;
 }
 
-static long oom_kills_before;
-
 void ms__death_text(int rank, char *out, size_t n)
 {
     if (!ms__is_here(rank)) snprintf(out, n, "%s", ms__world.board->lost_text);
     else
         snprintf(out, n, "rank %d (process %d) died; %s", rank, ms__world.board->rank[rank].pid,
-                 oom_kills() > oom_kills_before ? "the kernel has killed a process for lack of memory"
-                                                : MS_OUT_OF_MEMORY);
+                 oom_kills() > deaths.oom_kills_before ? "the kernel has killed a process for lack of memory"
+                                                       : MS_OUT_OF_MEMORY);
 }
 
 bool ms__first_to_fail(int rank)
@@ -73,7 +74,7 @@ bool ms__first_to_fail(int rank)
 void ms__mark_reported(void)
 {
     fflush(NULL);
-    leaving = true;
+    deaths.leaving = true;
     if (ms__world.board) atomic_store(&ms__world.board->reported, true);
     ms__link_ended();
 }
@@ -119,8 +120,8 @@ static int first_death(void)
     struct pollfd *p = malloc((size_t)ms__world.size * sizeof *p);
     int *rank = malloc((size_t)ms__world.size * sizeof *rank);
     for (int r = 0; p && rank && r < ms__world.size; r++)
-        if (pidfd[r] >= 0) {
-            p[n] = (struct pollfd) { .fd = pidfd[r], .events = POLLIN };
+        if (deaths.pidfd[r] >= 0) {
+            p[n] = (struct pollfd) { .fd = deaths.pidfd[r], .events = POLLIN };
             rank[n++] = r;
         }
     int dead = -1;
@@ -183,16 +184,16 @@ void ms__deaths_watch_links(void) { ms__comm_thread(link_thread); }
 ms_status ms__deaths_watch(void)
 {
     int n = ms__world.size, here = 0;
-    pidfd = malloc((size_t)n * sizeof *pidfd);
-    if (!pidfd) return ms__no_memory((size_t)n * sizeof *pidfd, "dist.init", "processes of %d ranks", n);
+    deaths.pidfd = malloc((size_t)n * sizeof *deaths.pidfd);
+    if (!deaths.pidfd) return ms__no_memory((size_t)n * sizeof *deaths.pidfd, "dist.init", "processes of %d ranks", n);
     for (int r = 0; r < n; r++) {
-        pidfd[r] = -1;
+        deaths.pidfd[r] = -1;
         if (r == ms__world.rank || !ms__is_here(r)) continue;
-        pidfd[r] = (int)syscall(SYS_pidfd_open, ms__world.board->rank[r].pid, 0);
-        here += pidfd[r] >= 0;
+        deaths.pidfd[r] = (int)syscall(SYS_pidfd_open, ms__world.board->rank[r].pid, 0);
+        here += deaths.pidfd[r] >= 0;
     }
     if (here > 0) ms__comm_thread(watch_thread);
-    oom_kills_before = oom_kills();
+    deaths.oom_kills_before = oom_kills();
     return MS_OK;
 }
 
@@ -201,9 +202,9 @@ ms_status ms__deaths_watch(void)
 static void *fail_thread(void *arg)
 {
     (void)arg;
-    ms__nap(500 * MS);                       // so that the error can be raised and its traceback printed
-    if (atomic_load(&leaving)) return NULL;  // the script is exiting
-    fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, failure_text, ms__world.rank);
+    ms__nap(500 * MS);                              // so that the error can be raised and its traceback printed
+    if (atomic_load(&deaths.leaving)) return NULL;  // the script is exiting
+    fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, deaths.text, ms__world.rank);
     ms__rank_state_set(RANK_RAISED);
     if (!ms__first_to_fail(ms__world.rank)) ms__end_stay(1);
     ms__mark_reported();
@@ -215,9 +216,9 @@ ms_status ms__fail_job(ms_status code, int culprit)
 {
     if (culprit >= 0) ms__first_to_fail(culprit);
     bool no = false;
-    if (!atomic_compare_exchange_strong(&failing, &no, true)) return code;
+    if (!atomic_compare_exchange_strong(&deaths.failing, &no, true)) return code;
     atomic_store(&ms__world.board->failing, true);
-    snprintf(failure_text, sizeof failure_text, "%s", ms_error());
+    snprintf(deaths.text, sizeof deaths.text, "%s", ms_error());
     pthread_t t;
     if (pthread_create(&t, NULL, fail_thread, NULL) == 0) pthread_detach(t);
     return code;

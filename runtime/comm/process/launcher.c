@@ -77,7 +77,10 @@ static bool launcher_hangs(void)
     return hangs;
 }
 
-static bool has_ended(int launcher) { return poll(&(struct pollfd) { .fd = launcher, .events = POLLIN }, 1, 0) != 0; }
+static bool launcher_ended(int launcher)
+{
+    return poll(&(struct pollfd) { .fd = launcher, .events = POLLIN }, 1, 0) != 0;
+}
 
 void ms__fork_waker(void)
 {
@@ -88,7 +91,7 @@ void ms__fork_waker(void)
         for (int fd = 0; fd < 3; fd++) close(fd);  // mpirun waits until all writers of the rank's output have closed it
         syscall(SYS_close_range, 3, ~0u, 0);       // connections must end with the rank
         int launcher = (int)syscall(SYS_pidfd_open, ms__launched.mpirun, 0);
-        for (int k = 0, hung = 0; k < 300 && !has_ended(launcher); k++) {
+        for (int k = 0, hung = 0; k < 300 && !launcher_ended(launcher); k++) {
             hung = launcher_hangs() ? hung + 1 : 0;
             if (hung == 60) kill(ms__launched.mpirun, SIGKILL);
             else if (!hung) syscall(SYS_tgkill, ms__launched.mpirun, ms__launched.mpirun, SIGCHLD);
@@ -97,8 +100,8 @@ void ms__fork_waker(void)
         // mpirun waits until its daemons on other hosts have killed their ranks; for ever, if the link to one is lost.
         const char *pause = getenv("OMPI_MCA_odls_base_sigkill_timeout");
         int64_t until = ms__now_ns() + (10 + 2ll * (pause ? atoi(pause) : 1)) * 1000000000;
-        while (!has_ended(launcher) && ms__now_ns() < until) ms__nap(50000000);
-        if (!has_ended(launcher)) syscall(SYS_pidfd_send_signal, launcher, SIGKILL, NULL, 0);
+        while (!launcher_ended(launcher) && ms__now_ns() < until) ms__nap(50000000);
+        if (!launcher_ended(launcher)) syscall(SYS_pidfd_send_signal, launcher, SIGKILL, NULL, 0);
         ms__comm_clean(true);
         _exit(0);
     }

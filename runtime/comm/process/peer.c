@@ -61,7 +61,7 @@ size_t ms__peer_file(int pid, const char *name, char *text, size_t n)
 }
 
 // Bytes that the process has read and written; 0: the kernel does not count them.
-static uint64_t transferred(int pid)
+static uint64_t transferred_bytes(int pid)
 {
     char text[512];
     uint64_t sum = 0;
@@ -82,7 +82,7 @@ ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *befo
     if (how == 'T' || how == 't') return PEER_STOPPED;
     ms__peer_file(pid, "schedstat", text, sizeof text);
     uint64_t run = strtoull(text, NULL, 10);
-    ms_progress now = { page ? __atomic_load_n(&page->calls, __ATOMIC_RELAXED) : 0, transferred(pid), run,
+    ms_progress now = { page ? __atomic_load_n(&page->calls, __ATOMIC_RELAXED) : 0, transferred_bytes(pid), run,
                         ms__now_ns() };
     char children[32];
     snprintf(children, sizeof children, "task/%d/children", pid);

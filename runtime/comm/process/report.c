@@ -13,10 +13,13 @@
 #include "comm/process/join.h"
 #include "comm/process/launcher.h"
 
-static enum { OTHER, PROGRAM, COLON, BLANK, NEWLINE } next;
-static bool reported;
+typedef enum { OTHER, PROGRAM, COLON, BLANK, NEWLINE } piece;
+static struct {
+    piece next;
+    bool reported;
+} stream;
 
-bool ms__error_reported(void) { return reported; }
+bool ms__error_reported(void) { return stream.reported; }
 
 // Hashes only the first line, because tracebacks end with an address.
 static uint64_t hash_of(const char *text, size_t n)
@@ -42,7 +45,7 @@ static bool is_peers(const char *text, size_t n)
     return false;
 }
 
-static void put(const char *text, size_t n)
+static void write_whole(const char *text, size_t n)
 {
     while (n > 0) {
         ssize_t done = write(STDERR_FILENO, text, n);
@@ -53,20 +56,20 @@ static void put(const char *text, size_t n)
     }
 }
 
-static void report(const char *text, size_t n)
+static void report_error(const char *text, size_t n)
 {
-    reported = true;
+    stream.reported = true;
     if (ms__error_reported_by_peer(hash_of(text, n)) || is_peers(text, n)) return;
     // A single write, so that the errors of several ranks do not interleave.
     char *whole = malloc(n + 40);
     if (!whole) {
-        put(text, n);
+        write_whole(text, n);
         return;
     }
     int at = snprintf(whole, 40, "rank %d: ", ms__launched.rank);
     memcpy(whole + at, text, n);
     whole[(size_t)at + n] = '\n';
-    put(whole, (size_t)at + n + 1);
+    write_whole(whole, (size_t)at + n + 1);
     free(whole);
 }
 
@@ -74,17 +77,17 @@ static ssize_t write_stream(void *unused, const char *text, size_t n)
 {
     (void)unused;
     const char *name = program_invocation_name;
-    if (next == OTHER && n == strlen(name) && memcmp(text, name, n) == 0) next = PROGRAM;
-    else if (next == PROGRAM && n == 1 && *text == ':') next = COLON;
-    else if (next == COLON && n == 1 && *text == ' ') next = BLANK;
-    else if (next == BLANK) {
-        report(text, n);
-        next = NEWLINE;
+    if (stream.next == OTHER && n == strlen(name) && memcmp(text, name, n) == 0) stream.next = PROGRAM;
+    else if (stream.next == PROGRAM && n == 1 && *text == ':') stream.next = COLON;
+    else if (stream.next == COLON && n == 1 && *text == ' ') stream.next = BLANK;
+    else if (stream.next == BLANK) {
+        report_error(text, n);
+        stream.next = NEWLINE;
     } else {
-        if (next == PROGRAM || next == COLON) put(name, strlen(name));
-        if (next == COLON) put(":", 1);
-        if (next != NEWLINE || n != 1 || *text != '\n') put(text, n);
-        next = OTHER;
+        if (stream.next == PROGRAM || stream.next == COLON) write_whole(name, strlen(name));
+        if (stream.next == COLON) write_whole(":", 1);
+        if (stream.next != NEWLINE || n != 1 || *text != '\n') write_whole(text, n);
+        stream.next = OTHER;
     }
     return (ssize_t)n;
 }

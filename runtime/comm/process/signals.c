@@ -15,10 +15,12 @@
 static const int signals[] = { SIGUSR1, SIGUSR2, SIGTERM };
 static const char *const names[] = { "SIGUSR1", "SIGUSR2", "SIGTERM" };
 
-static atomic_int requests;           // bit 0: SIGUSR1; bit 1: SIGUSR2, SIGTERM or the end of the job by mpirun
-static _Atomic int64_t requested_at;  // when the latest of them arrived
-static _Atomic int64_t continued_at;  // when a SIGCONT arrived that may come from mpirun; 0: none
-static bool speaks;                   // a rank of a launcher, which says what ended it
+static struct {
+    atomic_int requests;           // bit 0: SIGUSR1; bit 1: SIGUSR2, SIGTERM or the end of the job by mpirun
+    _Atomic int64_t at;            // when the latest of them arrived
+    _Atomic int64_t continued_at;  // when a SIGCONT arrived that may come from mpirun; 0: none
+    bool speaks;                   // a rank of a launcher, which says what ended it
+} asked;
 
 // ---- a script that does not catch signals -----------------------------------------------------------
 
@@ -44,7 +46,7 @@ static void on_fatal_signal(int sig, siginfo_t *info, void *context)
     raise(sig);
 }
 
-static void handle(int sig, void (*fn)(int, siginfo_t *, void *))
+static void set_handler(int sig, void (*fn)(int, siginfo_t *, void *))
 {
     struct sigaction sa = { .sa_flags = SA_RESTART | SA_SIGINFO };
     sigemptyset(&sa.sa_mask);
@@ -55,7 +57,7 @@ static void handle(int sig, void (*fn)(int, siginfo_t *, void *))
 
 void ms__signals_start(void)
 {
-    speaks = true;
+    asked.speaks = true;
     ms_catch_checkpoint_signals(0);
 }
 
@@ -65,32 +67,33 @@ static void on_request(int sig, siginfo_t *info, void *context)
 {
     (void)info, (void)context;
     if (sig == SIGCONT) {
-        atomic_store(&continued_at, ms__now_ns());
+        atomic_store(&asked.continued_at, ms__now_ns());
         return;
     }
-    atomic_store(&requested_at, ms__now_ns());
-    atomic_fetch_or(&requests, sig == SIGUSR1 ? 1 : 2);
+    atomic_store(&asked.at, ms__now_ns());
+    atomic_fetch_or(&asked.requests, sig == SIGUSR1 ? 1 : 2);
 }
 
 void ms_catch_checkpoint_signals(int on)
 {
-    for (int k = 0; k < MS_COUNT(signals); k++) handle(signals[k], on ? on_request : speaks ? on_fatal_signal : NULL);
-    if (ms__launched.mpirun > 0) handle(SIGCONT, on ? on_request : NULL);
+    for (int k = 0; k < MS_COUNT(signals); k++)
+        set_handler(signals[k], on ? on_request : asked.speaks ? on_fatal_signal : NULL);
+    if (ms__launched.mpirun > 0) set_handler(SIGCONT, on ? on_request : NULL);
 }
 
 int ms_checkpoint_signal(double *at)
 {
-    int64_t continued = atomic_load(&continued_at);
+    int64_t continued = atomic_load(&asked.continued_at);
     if (MS_UNLIKELY(continued != 0)) {
         // mpirun sleeps once it has sent SIGCONT to all ranks. It sends SIGCONT also after Ctrl-Z.
         bool ends = ms__launcher_ends_job();
         if (ends) {
-            atomic_store(&requested_at, continued);
-            atomic_fetch_or(&requests, 2);
+            atomic_store(&asked.at, continued);
+            atomic_fetch_or(&asked.requests, 2);
         }
-        if (ends || ms__now_ns() - continued > 1000000000) atomic_store(&continued_at, 0);
+        if (ends || ms__now_ns() - continued > 1000000000) atomic_store(&asked.continued_at, 0);
     }
-    int s = atomic_exchange(&requests, 0);
-    *at = (double)atomic_load(&requested_at) * 1e-9;
+    int s = atomic_exchange(&asked.requests, 0);
+    *at = (double)atomic_load(&asked.at) * 1e-9;
     return s & 2 ? 2 : s;
 }

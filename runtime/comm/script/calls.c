@@ -21,7 +21,7 @@ static ms_status check_tensor(const char *op, const char *what, ms_tensor *t)
     return MS_OK;
 }
 
-static ms_status check_reduction(const char *op, int reduction, int dtype)
+static ms_status check_reduction_of(const char *op, int reduction, int dtype)
 {
     if (reduction < 0 || reduction > MS_PROD)
         return ms__fail(MS_EINVAL, "%s: reduction is %d, expected MS_DIST_SUM to MS_DIST_PROD", op, reduction);
@@ -31,7 +31,7 @@ static ms_status check_reduction(const char *op, int reduction, int dtype)
     return MS_OK;
 }
 
-static bool overlap(const ms_tensor *a, const ms_tensor *b)
+static bool tensors_overlap(const ms_tensor *a, const ms_tensor *b)
 {
     if (a->storage != b->storage || a->numel == 0 || b->numel == 0) return false;
     const char *x = ms__data(a), *y = ms__data(b);
@@ -50,7 +50,7 @@ static void operands_drop(operands *o)
 }
 
 // Sets o->out to a contiguous tensor to write to: t itself, or a temporary tensor that is copied back to t.
-static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, bool reads)
+static ms_status prepare_output(operands *o, const char *op, ms_tensor *t, bool async, bool reads)
 {
     if (ms__is_contiguous(t)) {
         o->out = ms__retain(t);
@@ -121,14 +121,14 @@ static ms_status check_overlap(int op, const char *name, const ms_tensor *out, c
 {
     bool block = ROW(op)->kind & IN_BLOCK;
     const ms_tensor *small = op == OP_ALL_GATHER ? in : out, *large = op == OP_ALL_GATHER ? out : in;
-    if (!overlap(in, out)) return MS_OK;
+    if (!tensors_overlap(in, out)) return MS_OK;
     if (block && (const char *)ms__data(large) + (size_t)me * ms__nbytes(small) == ms__data(small)) return MS_OK;
     return ms__fail(MS_EINVAL, "%s: out and in overlap%s", name,
                     block ? "; a call in place must pass this rank's own block of the larger tensor" : "");
 }
 
 // Checks the tensors of a script's call, makes them contiguous and fills in the request.
-static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, ms_request *r)
+static ms_status prepare_call(const ms_dist_call *d, const char *name, operands *o, ms_request *r)
 {
     const ms_coll_row *row = ROW(r->op);
     ms_group *g = r->group;
@@ -146,13 +146,13 @@ static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, m
             return ms__fail(MS_EINVAL, "%s: dtypes differ: out is %s, in is %s", name, ms__tensor_text(out),
                             ms__tensor_text(in));
     }
-    if (reduces(r->op)) MS_TRY(check_reduction(name, d->reduction, out->dtype));
+    if (reduces(r->op)) MS_TRY(check_reduction_of(name, d->reduction, out->dtype));
     const char *rule = size_rule(r->op, out, in, g->n);
     if (rule)
         return ms__fail(MS_EINVAL, "%s: %s: out is %s, in is %s, for %d rank%s", name, rule, ms__tensor_text(out),
                         ms__tensor_text(in), g->n, g->n == 1 ? "" : "s");
     if (in) MS_TRY(ms__contiguous(&o->in, in));
-    if (out) MS_TRY(output(o, name, out, d->async, row->kind & IN_PLACE));
+    if (out) MS_TRY(prepare_output(o, name, out, d->async, row->kind & IN_PLACE));
     if (r->op == OP_SCATTER && sends) MS_TRY(pack_list(&o->in, d, g, o->out));
     if (o->in && o->out) MS_TRY(check_overlap(r->op, name, o->out, o->in, g->me));
     r->in = o->in;
@@ -194,7 +194,7 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
-    ms_status status = r.op == OP_BARRIER ? MS_OK : prepare(d, name, &o, &r);
+    ms_status status = r.op == OP_BARRIER ? MS_OK : prepare_call(d, name, &o, &r);
     if (status == MS_OK && MS_UNLIKELY(ms__capturing != NULL)) {
         if (o.out) o.out->version->count++;
         status = ms__capture_collective(&r, d->async ? work : NULL);
@@ -211,8 +211,10 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
 
 // ---- bytes ----------------------------------------------------------------------------------------
 
-static ms_tensor *bytes_all;
-static double *bytes_lengths;
+static struct {
+    ms_tensor *bytes;
+    double *lengths;
+} received;
 
 static ms_status byte_tensor(ms_tensor **out, size_t n)
 {
@@ -292,10 +294,10 @@ ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, double 
         memmove(p + at, p + (size_t)k * (size_t)most, (size_t)lens[k]);
         at += (size_t)lens[k];
     }
-    ms__release(bytes_all);
-    free(bytes_lengths);
-    bytes_all = got;
-    bytes_lengths = lens;
+    ms__release(received.bytes);
+    free(received.lengths);
+    received.bytes = got;
+    received.lengths = lens;
     *all = p ? p : "";
     *lengths = lens;
     return MS_OK;
@@ -327,8 +329,8 @@ ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, const char
         ms__release(got);
         return status;
     }
-    ms__release(bytes_all);
-    bytes_all = got;
+    ms__release(received.bytes);
+    received.bytes = got;
     *bytes = *n > 0 ? ms__data(got) : "";
     return MS_OK;
 }

@@ -15,7 +15,7 @@ static ms_status agree_on_group(uint64_t group, const char *site, const char *te
                           NULL);
 }
 
-static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+static int compare_ranks(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
 double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
 {
@@ -32,7 +32,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         return -1;
     }
     for (int k = 0; k < n; k++) sorted[k] = ranks[k];
-    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    qsort(sorted, (size_t)n, sizeof *sorted, compare_ranks);
     char text[UNIT_NAME] = "new_group";
     uint64_t hash = MS_HASH_START;
     ms_status status = MS_OK;

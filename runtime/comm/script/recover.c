@@ -18,16 +18,23 @@
 #include "comm/watch/break.h"
 #include "comm/watch/broken.h"
 
-static ms_failures failures;  // engine thread only, as all variables here
+static struct {
+    ms_failures failures;  // engine thread only, as all variables here
+    const char *text;
+    int culprit;
+    char latest[TEXT];       // the error of the latest failed work
+    uint64_t latest_issued;  // ms__comm_issued after it
+    int in_flight;
+} now;
 
-ms_failures ms__comm_failures(void) { return failures; }
+ms_failures ms__comm_failures(void) { return now.failures; }
 
 // ---- refused calls ------------------------------------------------------------------------------------
 
 static bool has_peers(void) { return ms__world.up && ms__world.size > 1 && !ms__world.stopped; }
 
 // Takes the next number of g for a call that failed because of an error of rank `culprit`; -1: `text` says whose.
-static void refuse(ms_group *g, const char *text, int culprit, const char *site)
+static void refuse_call(ms_group *g, const char *text, int culprit, const char *site)
 {
     uint64_t epoch = ms__comm_epoch();
     if (g->me < 0 || g->n == 1 || g->freed || g == ms__meeting || ms__is_broken(g, epoch)) return;
@@ -45,25 +52,21 @@ void ms_dist_refused(double group, const char *text, const char *site, double si
     ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
     if (!g) return;
     ms_captured *recording = ms__capture_suspend();
-    refuse(g, text, ms__world.rank, site);
+    refuse_call(g, text, ms__world.rank, site);
     ms__capture_resume(recording);
     ms__state.dist_failures++;
     ms__errors.failed = true;
 }
 
-static const char *failed_text;
-static int failed_culprit;
-static char latest[TEXT];       // the error of the latest failed work
-static uint64_t latest_issued;  // ms__comm_issued after it
 static void refuse_in(ms_group *g)
 {
-    if (g->id >= 0) refuse(g, failed_text, failed_culprit, NULL);
+    if (g->id >= 0) refuse_call(g, now.text, now.culprit, NULL);
 }
 
 void ms__comm_failed(const char *text, bool backward)
 {
-    failures.work++;
-    failures.backwards += backward;
+    now.failures.work++;
+    now.failures.backwards += backward;
     if (!has_peers()) return;
     ms__errors.backward |= backward;
     ms__errors.failed = true;
@@ -74,14 +77,14 @@ void ms__comm_failed(const char *text, bool backward)
     bool known = ms__errors.reason[0] && strstr(text, ms__errors.reason);
     snprintf(whole, sizeof whole, "%s", known ? ms__errors.reason : text);
     // Outer work fails with the error of its inner work, which has taken the number already.
-    if (latest_issued == ms__comm_issued && latest[0] && strstr(whole, latest)) return;
-    snprintf(latest, sizeof latest, "%s", whole);
-    failed_text = whole;
-    failed_culprit = known ? -1 : ms__world.rank;
+    if (now.latest_issued == ms__comm_issued && now.latest[0] && strstr(whole, now.latest)) return;
+    snprintf(now.latest, sizeof now.latest, "%s", whole);
+    now.text = whole;
+    now.culprit = known ? -1 : ms__world.rank;
     ms_captured *recording = ms__capture_suspend();
     ms__each_group(refuse_in);
     ms__capture_resume(recording);
-    latest_issued = ms__comm_issued;
+    now.latest_issued = ms__comm_issued;
     if (code != MS_OK) ms__fail(code, "%s", kept);
 }
 
@@ -89,16 +92,15 @@ void ms_dist_failed(const char *text) { ms__comm_failed(text, false); }
 
 // ---- recovery -----------------------------------------------------------------------------------------
 
-static int in_flight;
-static void count(ms_group *g) { in_flight += g->in_flight; }
+static void count_in_flight(ms_group *g) { now.in_flight += g->in_flight; }
 static int count_flights(void)
 {
     ms__streams_join();
-    in_flight = 0;
-    ms__each_group(count);
-    return in_flight;
+    now.in_flight = 0;
+    ms__each_group(count_in_flight);
+    return now.in_flight;
 }
-static void look(ms_group *g) { ms__errors.failed |= g->n > 1 && ms__is_broken(g, ms__comm_epoch()); }
+static void note_broken(ms_group *g) { ms__errors.failed |= g->n > 1 && ms__is_broken(g, ms__comm_epoch()); }
 static void end_flights(ms_group *g)
 {
     if (g->n > 1) ms__break_here(g, ms__comm_epoch(), "dist.recover ended this collective");
@@ -110,7 +112,7 @@ static void begin_anew(ms_group *g)
 }
 
 // Makes all ranks meet. Returns whether one of them has an error to recover from, and whether a backward has failed.
-static ms_status meet(const char *site, bool *failed, bool *backward)
+static ms_status meet_ranks(const char *site, bool *failed, bool *backward)
 {
     ms_tensor *t = NULL;
     int64_t n = 2;
@@ -138,22 +140,22 @@ ms_status ms_dist_recover(const char *site, int background)
     if (ms__state.run_depth)
         return ms__fail(MS_ESTATE, "dist.recover: it cannot be called inside a backward or its hooks");
     ms_dist_set_step(-1);
-    ms__each_group(look);
+    ms__each_group(note_broken);
     if (count_flights() && background) ms__errors.failed = true;
-    MS_TRY(meet(site, &failed, &backward));
+    MS_TRY(meet_ranks(site, &failed, &backward));
     if (!failed) return MS_OK;
     ms__each_group(end_flights);
     for (int64_t since = ms__now_ns(); count_flights(); ms__nap(100 * 1000))
         if ((double)(ms__now_ns() - since) * 1e-9 > ms__world.timeout)
             return ms__fail(MS_ECOMM, "dist.recover: %d collective%s in the background did not end within %g s",
-                            in_flight, in_flight == 1 ? "" : "s", ms__world.timeout);
+                            now.in_flight, now.in_flight == 1 ? "" : "s", ms__world.timeout);
     atomic_fetch_add(&ms__world.epoch, 1);
     ms__each_group(begin_anew);
-    failures.work++;
-    failures.backwards += backward;
+    now.failures.work++;
+    now.failures.backwards += backward;
     ms__state.dist_failures++;
     ms__errors.failed = ms__errors.backward = false;
-    ms__errors.reason[0] = latest[0] = 0;
+    ms__errors.reason[0] = now.latest[0] = 0;
     return MS_OK;
 }
 

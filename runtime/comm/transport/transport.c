@@ -20,7 +20,7 @@ static const struct row {
     { "self", " ", &ms__transport_self, NULL, NULL, NULL },
 };
 
-static ms_status load(const ms_transport **out, const struct row *row, const char *launcher)
+static ms_status load_plugin(const ms_transport **out, const struct row *row, const char *launcher)
 {
     char path[4096];
     ms__plugin_path(path, sizeof path, row->plugin);
@@ -38,7 +38,7 @@ static ms_status load(const ms_transport **out, const struct row *row, const cha
     return MS_OK;
 }
 
-static const struct row *row_of(const char *name, const char *launcher)
+static const struct row *find_row(const char *name, const char *launcher)
 {
     char word[32];
     snprintf(word, sizeof word, " %s ", launcher);
@@ -53,7 +53,7 @@ static const struct row *row_of(const char *name, const char *launcher)
 ms_status ms__transport_choose(const ms_transport **out, const char *name, const ms_launch *launch)
 {
     if (name && strcmp(name, "auto") == 0) name = NULL;
-    const struct row *row = row_of(name, launch->name);
+    const struct row *row = find_row(name, launch->name);
     if (!row) {
         if (!name)
             return ms__fail(
@@ -70,5 +70,5 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
         return MS_OK;
     }
     if (*launch->reason) return ms__fail(MS_ECOMM, "dist.init: %s", launch->reason);
-    return load(out, row, launch->name);
+    return load_plugin(out, row, launch->name);
 }

@@ -95,7 +95,8 @@ void ms__far_recovers(const ms_coll *c)
     far_error e = { .group = c->g->id, .epoch = c->number, .sender = ms__world.rank };
     pthread_mutex_lock(&error_lock);
     for (int k = 0; k < c->g->n; k++)
-        if (ms__world.local_of[k] < 0 && atomic_load(&slot_of(c->g, k, c->seq)->ready) < c->number) send_error(k, &e);
+        if (ms__world.local_of[k] < 0 && atomic_load(&member_slot(c->g, k, c->seq)->ready) < c->number)
+            send_error(k, &e);
     pthread_mutex_unlock(&error_lock);
 }
 
@@ -125,7 +126,7 @@ static int take_message(int tag, void *p, size_t n)
     return from;
 }
 
-static void answer(void)
+static void answer_question(void)
 {
     char question, text[WHERE];
     int from = take_message(TAG_ASK, &question, 1);
@@ -153,7 +154,7 @@ void ms__far_poll(void)
     // Only one thread may probe: two threads that see the same message would both wait for it.
     if (pthread_mutex_trylock(&error_lock) != 0) return;
     sent_errors();
-    answer();
+    answer_question();
     bool got = take_message(TAG_ERROR, &came, sizeof came) >= 0;
     double group = came.group;
     uint64_t epoch = came.epoch;

@@ -35,10 +35,10 @@ static int successors(int node, uint64_t *version, int *out)
     // A rank that has not filled its own slot still waits for an earlier collective of its own to leave that slot. The
     // edges of the earlier collective show what it waits for, so this node has none.
     for (int k = 0; k < g->n; k++)
-        if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < number) return 0;
+        if (g->ranks[k] == node / MS_STREAMS && atomic_load(&member_slot(g, k, seq)->ready) < number) return 0;
     for (int k = 0; k < g->n; k++) {
         int rank = g->ranks[k], stream;
-        if (ms__world.local_of[rank] < 0 || atomic_load(&slot_of(g, k, seq)->ready) >= number) continue;
+        if (ms__world.local_of[rank] < 0 || atomic_load(&member_slot(g, k, seq)->ready) >= number) continue;
         uint64_t issued = atomic_load(&g->heads[k].issued);
         if (issued >= number) stream = issued - number < RING ? g->heads[k].executor[seq % RING] : -1;
         else stream = atomic_load(&ms__world.board->rank[rank].engine_waits);
@@ -49,7 +49,7 @@ static int successors(int node, uint64_t *version, int *out)
 
 // Follows the edges from a node, depth first. If a node repeats, path[*begin .. n) is the cycle, and walk returns n; 0:
 // no cycle.
-static int walk(int node, int depth, visit *path, char *seen, int *begin)
+static int walk_waits(int node, int depth, visit *path, char *seen, int *begin)
 {
     for (int i = 0; i < depth; i++)
         if (path[i].node == node) {
@@ -63,7 +63,7 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     if (!next) return 0;
     path[depth].node = node;
     int n = successors(node, &path[depth].version, next);
-    for (int i = 0; i < n && !found; i++) found = walk(next[i], depth + 1, path, seen, begin);
+    for (int i = 0; i < n && !found; i++) found = walk_waits(next[i], depth + 1, path, seen, begin);
     free(next);
     return found;
 }
@@ -102,7 +102,7 @@ static void find_cycle(const ms_coll *c)
     visit *path = malloc(((size_t)nodes + 1) * sizeof *path);
     char *seen = calloc((size_t)nodes, 1);
     int *next = malloc((size_t)ms__world.size * sizeof *next);
-    if (path && seen && next) n = walk(ms__world.rank * MS_STREAMS + c->stream, 0, path, seen, &begin);
+    if (path && seen && next) n = walk_waits(ms__world.rank * MS_STREAMS + c->stream, 0, path, seen, &begin);
     bool real = n > begin;
     for (int i = begin; i < n && real; i++) {
         uint64_t version;

@@ -49,7 +49,7 @@ void ms__wait_end(ms_waiter *w)
 static bool is_missing(const ms_waiter *w, int member)
 {
     ms_coll *c = w->c;
-    ms_slot *s = slot_of(c->g, member, c->seq);
+    ms_slot *s = member_slot(c->g, member, c->seq);
     return atomic_load(w->committed ? &s->done : &s->ready) < c->number;
 }
 
@@ -81,7 +81,7 @@ static int list_unreached(const ms_waiter *w, char *text, size_t n)
     const ms_coll *c = w->c;
     int found = 0;
     for (int k = 0; k < c->g->n; k++)
-        if (ms__world.local_of[c->g->ranks[k]] >= 0 && atomic_load(&slot_of(c->g, k, c->seq)->reached) < c->number)
+        if (ms__world.local_of[c->g->ranks[k]] >= 0 && atomic_load(&member_slot(c->g, k, c->seq)->reached) < c->number)
             ms__append(text, n, "%sthe GPU of rank %d has not reached this collective", found++ ? "; " : "",
                        c->g->ranks[k]);
     return found;
@@ -205,10 +205,10 @@ ms_status ms__wait_round(ms_waiter *w, uint64_t round)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
-    atomic_store_explicit(&slot_of(g, g->me, c->seq)->round, round, memory_order_release);
+    atomic_store_explicit(&own_slot(c)->round, round, memory_order_release);
     for (int k = 0; k < g->n; k++) {
         if (g->far && !ms__is_here(g->ranks[k])) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
+        ms_slot *s = member_slot(g, k, c->seq);
         while (atomic_load_explicit(&s->round, memory_order_acquire) < round) MS_TRY(ms__wait_poll(w));
     }
     ms__wait_moved(w);
@@ -221,7 +221,7 @@ ms_status ms__wait_done(ms_waiter *w, uint64_t number)
     ms_group *g = c->g;
     for (int k = 0; k < g->n; k++) {
         if (g->far && !ms__is_here(g->ranks[k])) continue;
-        ms_slot *s = slot_of(g, k, c->seq);
+        ms_slot *s = member_slot(g, k, c->seq);
         while (atomic_load_explicit(&s->done, memory_order_acquire) < number) MS_TRY(ms__wait_poll(w));
     }
     return MS_OK;

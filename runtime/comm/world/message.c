@@ -45,15 +45,17 @@ typedef struct kept {
     void *memory;
 } kept;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static kept *left_with_mpi;
+static struct {
+    pthread_mutex_t lock;
+    kept *list;
+} kept_memory = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 void ms__message_keep(void *memory)
 {
     kept *k = memory ? malloc(sizeof *k) : NULL;
     if (!k) return;
-    pthread_mutex_lock(&lock);
-    *k = (kept) { left_with_mpi, memory };
-    left_with_mpi = k;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&kept_memory.lock);
+    *k = (kept) { kept_memory.list, memory };
+    kept_memory.list = k;
+    pthread_mutex_unlock(&kept_memory.lock);
 }

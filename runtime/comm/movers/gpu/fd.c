@@ -25,7 +25,7 @@ typedef union {
     char bytes[CMSG_SPACE(sizeof(int))];
 } rights;
 
-static socklen_t address(struct sockaddr_un *a, int rank)
+static socklen_t socket_address(struct sockaddr_un *a, int rank)
 {
     *a = (struct sockaddr_un) { .sun_family = AF_UNIX };
     int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "moonshard-gpu-%016llx-%d",
@@ -40,7 +40,7 @@ static void limit_wait(int fd, double seconds)
 }
 
 // Sends the descriptor of an arena, or no descriptor if it cannot be exported.
-static void answer(int peer)
+static void send_descriptor(int peer)
 {
     uint32_t arena;
     struct ucred who;
@@ -68,7 +68,7 @@ static void answer(int peer)
     if (fd >= 0) close(fd);
 }
 
-static void *serve(void *unused)
+static void *serve_descriptors(void *unused)
 {
     (void)unused;
     for (;;) {
@@ -77,7 +77,7 @@ static void *serve(void *unused)
             ms__nap(1000 * 1000);  // no descriptor or no memory is free at the moment
             continue;
         }
-        answer(peer);
+        send_descriptor(peer);
         close(peer);
     }
     return NULL;
@@ -87,7 +87,7 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena))
 {
     if (listener >= 0) return MS_OK;
     struct sockaddr_un a;
-    socklen_t n = address(&a, ms__world.rank);
+    socklen_t n = socket_address(&a, ms__world.rank);
     base_of = base;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, n) || listen(fd, 1024)) {
@@ -96,7 +96,7 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena))
         return ms__fail(MS_ESTATE, "dist: GPU memory cannot be offered to other processes: %s", strerror(e));
     }
     listener = fd;
-    if (!ms__comm_thread(serve)) {
+    if (!ms__comm_thread(serve_descriptors)) {
         close(fd);
         listener = -1;
         return ms__fail(MS_ENOMEM, "dist: cannot start the thread that offers GPU memory to other processes");
@@ -111,7 +111,7 @@ ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena))
 ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd)
 {
     struct sockaddr_un a;
-    socklen_t n = address(&a, rank);
+    socklen_t n = socket_address(&a, rank);
     char byte;
     struct iovec one = { &byte, 1 };
     rights r = { 0 };

@@ -31,7 +31,9 @@ struct ms_flight {
     } of[];  // the members' events
 };
 
-static ms_flight *first, *last;  // the list, oldest first
+static struct {
+    ms_flight *first, *last;  // the list, oldest first
+} flights;
 
 ms_flight *ms__flight_new(ms_group *g)
 {
@@ -48,7 +50,7 @@ void ms__flight_free(ms_flight *f)
     free(f);
 }
 
-static void drop(ms_flight *f)
+static void end_flight(ms_flight *f)
 {
     const ms_event_use used = { f->g->freed ? NULL : f->g, f->seq, f->number };
     ms__gpu_event_drop(f->begin, &used);
@@ -59,7 +61,7 @@ static void drop(ms_flight *f)
 ms_status ms__flight_queued(ms_flight *f, const ms_coll *c, int index)
 {
     for (int k = 0; k < f->g->n; k++) {
-        const ms_slot *s = slot_of(f->g, k, c->seq);
+        const ms_slot *s = member_slot(f->g, k, c->seq);
         f->of[k].begin = s->begin;
         f->of[k].end = s->end;
     }
@@ -74,23 +76,23 @@ void ms__flight_begin(ms_flight *f, const ms_coll *c, const int events[2])
     f->begin = events[0];
     f->end = events[1];
     if (!f->passed) {
-        drop(f);
+        end_flight(f);
         return;
     }
-    if (last) last->next = f;
-    else first = f;
-    last = f;
+    if (flights.last) flights.last->next = f;
+    else flights.first = f;
+    flights.last = f;
     ms__collectives_queued++;
 }
 
 void ms__flights_land(void)
 {
-    while (first && ms__cuda()->done(first->passed) != 0) {
-        ms_flight *f = first;
-        first = f->next;
-        if (!first) last = NULL;
+    while (flights.first && ms__cuda()->done(flights.first->passed) != 0) {
+        ms_flight *f = flights.first;
+        flights.first = f->next;
+        if (!flights.first) flights.last = NULL;
         ms__collectives_queued--;
-        drop(f);
+        end_flight(f);
     }
 }
 
@@ -110,7 +112,7 @@ static int list_missing(const ms_flight *f, bool begin, char *text, size_t n)
     return found;
 }
 
-static ms_status report(const ms_flight *f, double seconds)
+static ms_status report_hung(const ms_flight *f, double seconds)
 {
     char text[TEXT];
     snprintf(text, sizeof text, "%.1f s have passed and ", seconds);
@@ -127,7 +129,7 @@ ms_status ms__flights_check(void)
     static int64_t looked, last_call, since;  // since: when this rank's GPU was first seen waiting; 0: it was not
     static uint64_t number;                   // number of the oldest collective at the latest check
     static const ms_group *group;
-    if (MS_LIKELY(!first)) return MS_OK;
+    if (MS_LIKELY(!flights.first)) return MS_OK;
     int64_t now = ms__now_ns();
     // Half a second without a call: the script did something else between two waits, or the process was stopped. The
     // waiting time then starts at 0 again.
@@ -135,18 +137,18 @@ ms_status ms__flights_check(void)
     last_call = now;
     if (now - looked < 5 * MS) return MS_OK;
     looked = now;
-    if (ms__comm_is_lost(first->g, ms__comm_epoch()))
-        return ms__group_whole(first->g, ROW(first->fingerprint.op)->name);
-    for (int k = 0; k < first->g->n; k++)  // a peer that raised an error has printed it, and the job is ending
-        if (atomic_load(&ms__world.board->rank[first->g->ranks[k]].state) == RANK_RAISED) ms__end_stay(1);
+    if (ms__comm_is_lost(flights.first->g, ms__comm_epoch()))
+        return ms__group_whole(flights.first->g, ROW(flights.first->fingerprint.op)->name);
+    for (int k = 0; k < flights.first->g->n; k++)  // a peer that raised an error has printed it, and the job is ending
+        if (atomic_load(&ms__world.board->rank[flights.first->g->ranks[k]].state) == RANK_RAISED) ms__end_stay(1);
     ms__flights_land();
-    if (!first) return MS_OK;
-    if (first->number != number || first->g != group) since = 0;
-    number = first->number;
-    group = first->g;
-    if (!since && ms__gpu_event_reached(first->begin, ms__world.rank)) since = now;
+    if (!flights.first) return MS_OK;
+    if (flights.first->number != number || flights.first->g != group) since = 0;
+    number = flights.first->number;
+    group = flights.first->g;
+    if (!since && ms__gpu_event_reached(flights.first->begin, ms__world.rank)) since = now;
     double seconds = since ? (double)(now - since) * 1e-9 : 0;
-    return seconds > ms__world.timeout ? report(first, seconds) : MS_OK;
+    return seconds > ms__world.timeout ? report_hung(flights.first, seconds) : MS_OK;
 }
 
 // PLENTY: once there are this many events, the events of collectives that have ended are taken back before a new one is

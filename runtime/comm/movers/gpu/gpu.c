@@ -30,7 +30,7 @@ static void keep_failure(ms_gpu_coll *t, ms_status st)
 static bool lies_on(const ms_storage *s, int device) { return !s || s->device == device; }
 
 // Finds the places of the operands that peers access, and sets t->shared: whether peers can map them.
-static void place(ms_coll *c)
+static void place_operands(ms_coll *c)
 {
     ms_gpu_coll *t = c->prepared;
     bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == c->g->me);
@@ -69,7 +69,7 @@ static ms_status gpu_prepare(ms_coll *c)
     c->prepared = t;
     c->device = &gpu_bytes;
     if (c->inline_) ms__coll_not_inline(c);
-    place(c);
+    place_operands(c);
     if (t->shared) {
         check_mapped(c, t->in.arena);
         check_mapped(c, t->out.arena);
@@ -112,7 +112,7 @@ static void gpu_publish(ms_coll *c, ms_slot *s)
 // Maps all memory that member k has published, and opens its events. Returns false with the error set if that fails.
 static bool map_member(const ms_coll *c, int k)
 {
-    const ms_slot *s = slot_of(c->g, k, c->seq);
+    const ms_slot *s = member_slot(c->g, k, c->seq);
     const ms_gpu_coll *t = c->prepared;
     int index = t->index, rank = c->g->ranks[k];
     if (s->in_arena && !ms__gpu_resolve(index, rank, s->in_arena, 0)) return false;
@@ -136,7 +136,7 @@ static ms_status gpu_serves(ms_waiter *w, bool *all)
     bool untried = false, mapped = true;
     *all = true;
     for (int k = 0; k < g->n; k++) {
-        uint32_t flags = slot_of(g, k, c->seq)->flags;
+        uint32_t flags = member_slot(g, k, c->seq)->flags;
         *all = *all && (flags & SLOT_GPU);
         untried = untried || (flags & SLOT_UNTRIED);
     }
@@ -146,11 +146,11 @@ static ms_status gpu_serves(ms_waiter *w, bool *all)
         if (!mapped) {
             fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through CPU memory: %s\n",
                     ms__world.rank, ms_error());
-            atomic_store_explicit(&slot_of(g, g->me, c->seq)->refused, c->number, memory_order_release);
+            atomic_store_explicit(&own_slot(c)->refused, c->number, memory_order_release);
         }
         MS_TRY(ms__wait_round(w, ++w->round));
         for (int k = 0; k < g->n; k++)
-            *all = *all && atomic_load_explicit(&slot_of(g, k, c->seq)->refused, memory_order_acquire) != c->number;
+            *all = *all && atomic_load_explicit(&member_slot(g, k, c->seq)->refused, memory_order_acquire) != c->number;
     }
     ((ms_gpu_coll *)c->prepared)->used = *all;
     return MS_OK;
@@ -164,7 +164,7 @@ static ms_status wait_for_members(ms_coll *c)
     ms_gpu_coll *t = c->prepared;
     ms_group *g = c->g;
     for (int k = 0; k < g->n; k++)
-        if (k != g->me) MS_TRY(ms__gpu_event_wait(t->index, t->stream, g->ranks[k], slot_of(g, k, c->seq)->begin));
+        if (k != g->me) MS_TRY(ms__gpu_event_wait(t->index, t->stream, g->ranks[k], member_slot(g, k, c->seq)->begin));
     return c->delay > 0 ? ms__cuda()->ranks.pause(t->index, t->stream, c->delay) : MS_OK;
 }
 
@@ -185,9 +185,9 @@ static ms_status wait_for_ends(ms_coll *c, bool done)
     ms_status st = MS_OK;
     for (int k = 0; k < g->n && done; k++)
         if (k != g->me && st == MS_OK)
-            st = ms__gpu_event_wait(t->index, t->stream, g->ranks[k], slot_of(g, k, c->seq)->end);
+            st = ms__gpu_event_wait(t->index, t->stream, g->ranks[k], member_slot(g, k, c->seq)->end);
     if (done && st == MS_OK) st = ms__flight_queued(t->flight, c, t->index);
-    atomic_store_explicit(&slot_of(g, g->me, c->seq)->left, c->number, memory_order_release);
+    atomic_store_explicit(&own_slot(c)->left, c->number, memory_order_release);
     void *end;
     if (t->stream == MS_STREAM_COMPUTE) return st;
     ms_status recorded = ms__cuda()->record(t->index, t->stream, &end);
@@ -258,7 +258,7 @@ static const ms_bytes gpu_bytes = {
 // ---- moving ----
 
 // Reduces the parts of a reduce-scatter, with one launch for all.
-static ms_status scatter_parts(ms_coll *c)
+static ms_status reduce_parts_on_gpu(ms_coll *c)
 {
     ms_group *g = c->g;
     const char *src[MS_PARTS * MS_CUDA_MEMBERS];
@@ -273,7 +273,7 @@ static ms_status scatter_parts(ms_coll *c)
             if (n == 0) continue;
             ms_part_place here = { .stride = p->stride };
             if (k != g->me) {
-                here = ((ms_part_place *)slot_of(g, k, c->seq)->payload)[i];
+                here = ((ms_part_place *)member_slot(g, k, c->seq)->payload)[i];
                 if (!(*at = gpu_resolve(c, g->ranks[k], (uint32_t)here.arena, here.at))) return MS_ECOMM;
             }
             *at += (uint64_t)g->me * here.stride;
@@ -294,7 +294,7 @@ static ms_status gpu_move(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_status moved = wait_for_members(c), kept;
-    if (moved == MS_OK) moved = c->n_parts ? scatter_parts(c) : ms__move_direct(c);
+    if (moved == MS_OK) moved = c->n_parts ? reduce_parts_on_gpu(c) : ms__move_direct(c);
     if ((kept = record_end(c)) != MS_OK && moved == MS_OK) moved = kept;
     return moved;
 }
@@ -306,7 +306,7 @@ static ms_status check_parts(const ms_coll *c)
     const ms_group *g = c->g;
     for (int k = 0; k < g->n; k++) {
         char text[100];
-        if (k == g->me || atomic_load(&slot_of(g, k, c->seq)->failed) != c->number) continue;
+        if (k == g->me || atomic_load(&member_slot(g, k, c->seq)->failed) != c->number) continue;
         snprintf(text, sizeof text, "rank %d could not queue its part on its GPU", g->ranks[k]);
         return ms__coll_fail(c, text);
     }
@@ -316,9 +316,9 @@ static ms_status check_parts(const ms_coll *c)
 static ms_status gpu_finish(ms_waiter *w, ms_status moved)
 {
     ms_coll *c = w->c;
-    ms_slot *mine = slot_of(c->g, c->g->me, c->seq);
+    ms_slot *mine = own_slot(c);
     if (moved != MS_OK) atomic_store(&mine->failed, c->number);
-    atomic_store_explicit(&mine->done, c->number, memory_order_release);
+    set_done(c);
     ms_status done = ms__wait_done(w, c->number);
     if (moved == MS_OK) moved = done;
     if (moved == MS_OK) moved = check_parts(c);

@@ -34,20 +34,24 @@ typedef struct {
 
 // ---- memory and events of this rank, used by the engine thread ----
 
-static directory *mine;
-static ms_storage *mine_in;
-static atomic_bool unshared;  // this rank cannot share GPU memory: its tensors are staged
-static _Atomic(char *) bases[LISTED];
-static int n_bases;
+typedef _Atomic(char *) base_entry;
 
 typedef enum { EVENT_FREE, EVENT_TAKEN, EVENT_LEAVING } event_state;
-static struct own_event {
+typedef struct {
     void *event;
     int index;
     event_state state;
     ms_event_use used;  // EVENT_LEAVING: the collective that used the event
-} events[GPU_EVENTS];
-static int n_events;
+} own_event;
+static struct {
+    directory *listed;
+    ms_storage *listed_in;
+    atomic_bool unshared;  // this rank cannot share GPU memory: its tensors are staged
+    base_entry bases[LISTED];
+    int n_bases;
+    own_event events[GPU_EVENTS];
+    int n_events;
+} own;
 
 // ---- memory and events of peers, used by all threads under the lock ----
 
@@ -57,28 +61,30 @@ typedef struct {
     char **base[MS_CUDA_DEVICES];
     void *event[GPU_EVENTS];
 } peer;
-static peer **peers;  // indexed by world rank
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    peer **list;  // indexed by world rank
+    pthread_mutex_t lock;
+} of_peers = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static int own_bit(void) { return ms__world.local_of[ms__world.rank]; }
 
-static bool has(const _Atomic uint64_t *words, int bit)
+static bool has_bit(const _Atomic uint64_t *words, int bit)
 {
     return atomic_load_explicit(&words[bit / 64], memory_order_acquire) >> (bit % 64) & 1;
 }
 
 static void stop_sharing(const char *why)
 {
-    unshared = true;
+    own.unshared = true;
     fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through CPU memory: %s\n", ms__world.rank,
             why);
 }
 
-void ms__gpu_share_no_more(void) { unshared = true; }
+void ms__gpu_share_no_more(void) { own.unshared = true; }
 
 // An exit handler. Waits before GPU memory is released, because peers may still read it in collectives that the script
 // did not wait for. It is registered after the CUDA runtime's own exit handler, so it runs before that one.
-static void leave(int code, void *pid)
+static void wait_at_exit(int code, void *pid)
 {
     if (code != 0 || getpid() != (pid_t)(intptr_t)pid || ms__world.stopped) return;
     ms__streams_drain();
@@ -89,26 +95,29 @@ bool ms__gpu_shares(void)
 {
     uint32_t arena;
     uint64_t at;
-    if (mine || unshared) return !unshared;
+    if (own.listed || own.unshared) return !own.unshared;
     if (ms__world.local_size > 64 * WORDS) {
         stop_sharing("more than 256 ranks are on this node");
         return false;
     }
-    if (ms__storage_new(&mine_in, MS_CPU, sizeof *mine, "dist: shared memory of GPUs")) return false;
-    if (!ms__comm_locate(mine_in, mine_in->data, &arena, &at)) {
+    if (ms__storage_new(&own.listed_in, MS_CPU, sizeof *own.listed, "dist: shared memory of GPUs")) return false;
+    if (!ms__comm_locate(own.listed_in, own.listed_in->data, &arena, &at)) {
         stop_sharing("the ranks of this node cannot map each other's memory");
-        ms__storage_release(mine_in);
+        ms__storage_release(own.listed_in);
         return false;
     }
-    mine = mine_in->data;
-    on_exit(leave, (void *)(intptr_t)getpid());
+    own.listed = own.listed_in->data;
+    on_exit(wait_at_exit, (void *)(intptr_t)getpid());
     ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
     me->gpu_at = at;
     atomic_store_explicit(&me->gpu_arena, arena, memory_order_release);
     return true;
 }
 
-static char *base_of(uint32_t arena) { return arena > 0 && arena <= LISTED ? atomic_load(&bases[arena - 1]) : NULL; }
+static char *base_of(uint32_t arena)
+{
+    return arena > 0 && arena <= LISTED ? atomic_load(&own.bases[arena - 1]) : NULL;
+}
 
 // Fills *a, by which peers map the driver's allocation at `base`.
 static ms_status list_arena(listed *a, char *base)
@@ -130,20 +139,20 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
     if (!b || ms__borrowed(b) || !ms__gpu_shares()) return false;
     char *base = ms__device_base(b);
     if (!base) return false;
-    int k = n_bases;
-    while (k > 0 && bases[k - 1] != base) k--;
+    int k = own.n_bases;
+    while (k > 0 && own.bases[k - 1] != base) k--;
     if (k == 0) {
-        if (n_bases == LISTED) {
+        if (own.n_bases == LISTED) {
             stop_sharing("this rank's GPU memory consists of more than 4096 allocations of the driver");
             return false;
         }
-        if (list_arena(&mine->arena[n_bases], base)) {
+        if (list_arena(&own.listed->arena[own.n_bases], base)) {
             stop_sharing(ms_error());
             return false;
         }
         if (ms__gpu_keep(base)) return false;
-        atomic_store(&bases[n_bases++], base);
-        k = n_bases;
+        atomic_store(&own.bases[own.n_bases++], base);
+        k = own.n_bases;
     }
     out->arena = (uint32_t)k;
     out->at = (uint64_t)((const char *)p - base);
@@ -152,9 +161,9 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
 
 int ms__gpu_mapped(uint32_t arena, int rank)
 {
-    const listed *a = &mine->arena[arena - 1];
+    const listed *a = &own.listed->arena[arena - 1];
     int bit = ms__world.local_of[rank];
-    return has(a->refused, bit) ? -1 : has(a->mapped, bit);
+    return has_bit(a->refused, bit) ? -1 : has_bit(a->mapped, bit);
 }
 
 // ---- memory of peers ----
@@ -162,9 +171,9 @@ int ms__gpu_mapped(uint32_t arena, int rank)
 static ms_status open_peer(peer **out, int rank)
 {
     const ms_board_rank *r = &ms__world.board->rank[rank];
-    if (!peers && !(peers = calloc((size_t)ms__world.size, sizeof *peers)))
-        return ms__no_memory((size_t)ms__world.size * sizeof *peers, "dist", "the GPU memory of peers");
-    if (!peers[rank]) {
+    if (!of_peers.list && !(of_peers.list = calloc((size_t)ms__world.size, sizeof *of_peers.list)))
+        return ms__no_memory((size_t)ms__world.size * sizeof *of_peers.list, "dist", "the GPU memory of peers");
+    if (!of_peers.list[rank]) {
         peer *p = calloc(1, sizeof *p);
         if (!p) return ms__no_memory(sizeof *p, "dist", "the GPU memory of rank %d", rank);
         uint32_t arena = atomic_load_explicit(&r->gpu_arena, memory_order_acquire);
@@ -172,9 +181,9 @@ static ms_status open_peer(peer **out, int rank)
             free(p);
             return ms__failure();
         }
-        peers[rank] = p;
+        of_peers.list[rank] = p;
     }
-    *out = peers[rank];
+    *out = of_peers.list[rank];
     return MS_OK;
 }
 
@@ -193,7 +202,7 @@ static ms_status open_arena(void **out, const listed *a, int index, peers_arena 
     return st;
 }
 
-static ms_status map(char **out, int index, int rank, uint32_t arena)
+static ms_status map_arena_of(char **out, int index, int rank, uint32_t arena)
 {
     peer *p = NULL;
     void *base;
@@ -215,31 +224,31 @@ static ms_status map(char **out, int index, int rank, uint32_t arena)
 char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at)
 {
     char *base = NULL;
-    pthread_mutex_lock(&lock);
-    ms_status st = map(&base, index, rank, arena);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&of_peers.lock);
+    ms_status st = map_arena_of(&base, index, rank, arena);
+    pthread_mutex_unlock(&of_peers.lock);
     return st == MS_OK ? base + at : NULL;
 }
 
 // ---- events ----
 
 // Whether no peer will queue another wait for the event: all have left the collective that used it (ms_slot.left).
-static bool has_left(const struct own_event *e)
+static bool has_left(const own_event *e)
 {
     const ms_group *g = e->used.g;
     for (int k = 0; k < g->n; k++)
         if (k != g->me &&
-            atomic_load_explicit(&slot_of(g, k, e->used.seq)->left, memory_order_acquire) < e->used.number)
+            atomic_load_explicit(&member_slot(g, k, e->used.seq)->left, memory_order_acquire) < e->used.number)
             return false;
     return true;
 }
 
 static int find_event(int index)
 {
-    for (int k = 0; k < n_events; k++)
-        if (events[k].state == EVENT_FREE && events[k].index == index) return k;
-    for (int k = 0; k < n_events; k++)
-        if (events[k].state == EVENT_LEAVING && events[k].index == index && has_left(&events[k])) return k;
+    for (int k = 0; k < own.n_events; k++)
+        if (own.events[k].state == EVENT_FREE && own.events[k].index == index) return k;
+    for (int k = 0; k < own.n_events; k++)
+        if (own.events[k].state == EVENT_LEAVING && own.events[k].index == index && has_left(&own.events[k])) return k;
     return -1;
 }
 
@@ -247,26 +256,26 @@ bool ms__gpu_event_take(int index, int *number)
 {
     int k = find_event(index);
     if (k < 0) return false;
-    events[k].state = EVENT_TAKEN;
+    own.events[k].state = EVENT_TAKEN;
     *number = k;
     return true;
 }
 
 ms_status ms__gpu_event_make(int index, int *number)
 {
-    MS_TRY(ms__cuda()->ranks.event_new(index, &events[n_events].event, mine->event[n_events]));
-    *number = n_events++;
-    events[*number].index = index;
-    events[*number].state = EVENT_TAKEN;
+    MS_TRY(ms__cuda()->ranks.event_new(index, &own.events[own.n_events].event, own.listed->event[own.n_events]));
+    *number = own.n_events++;
+    own.events[*number].index = index;
+    own.events[*number].state = EVENT_TAKEN;
     return MS_OK;
 }
 
-int ms__gpu_events(void) { return n_events; }
+int ms__gpu_events(void) { return own.n_events; }
 
 bool ms__gpu_has_events(int index)
 {
     int k;
-    if (n_events > 0) return true;
+    if (own.n_events > 0) return true;
     if (ms__gpu_event_make(index, &k) != MS_OK) {
         stop_sharing(ms_error());
         return false;
@@ -277,31 +286,31 @@ bool ms__gpu_has_events(int index)
 
 void ms__gpu_event_drop(int number, const ms_event_use *used)
 {
-    struct own_event *e = &events[number];
+    own_event *e = &own.events[number];
     e->state = used && used->g ? EVENT_LEAVING : EVENT_FREE;
     if (used) e->used = *used;
 }
 
 void ms__gpu_forget_group(const ms_group *g)
 {
-    for (int k = 0; k < n_events; k++)
-        if (events[k].state == EVENT_LEAVING && events[k].used.g == g) events[k].state = EVENT_FREE;
+    for (int k = 0; k < own.n_events; k++)
+        if (own.events[k].state == EVENT_LEAVING && own.events[k].used.g == g) own.events[k].state = EVENT_FREE;
 }
 
 ms_status ms__gpu_event_record(int number, int index, int stream)
 {
-    return ms__cuda()->ranks.event_record(index, stream, events[number].event);
+    return ms__cuda()->ranks.event_record(index, stream, own.events[number].event);
 }
 
 ms_status ms__gpu_event_open(int index, int rank, uint32_t number, void **event)
 {
     peer *p = NULL;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&of_peers.lock);
     ms_status st = open_peer(&p, rank);
     if (st == MS_OK && !p->event[number])
         st = ms__cuda()->ranks.event_open(index, p->there->event[number], &p->event[number]);
     *event = st == MS_OK ? p->event[number] : NULL;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&of_peers.lock);
     return st;
 }
 
@@ -315,10 +324,10 @@ ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number)
 bool ms__gpu_event_reached(int number, int rank)
 {
     void *event = NULL;
-    pthread_mutex_lock(&lock);
-    if (rank == ms__world.rank) event = events[number].event;
-    else if (peers && peers[rank]) event = peers[rank]->event[number];
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&of_peers.lock);
+    if (rank == ms__world.rank) event = own.events[number].event;
+    else if (of_peers.list && of_peers.list[rank]) event = of_peers.list[rank]->event[number];
+    pthread_mutex_unlock(&of_peers.lock);
     return !event || ms__cuda()->done(event) != 0;
 }
 
@@ -339,12 +348,12 @@ static void close_peer(peer *p)
 // This rank's own events stay until the process ends: an event must not be destroyed while a peer may wait for it.
 static void close_peers(void)
 {
-    pthread_mutex_lock(&lock);
-    for (int r = 0; peers && r < ms__world.size; r++)
-        if (peers[r]) close_peer(peers[r]);
-    free(peers);
-    peers = NULL;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&of_peers.lock);
+    for (int r = 0; of_peers.list && r < ms__world.size; r++)
+        if (of_peers.list[r]) close_peer(of_peers.list[r]);
+    free(of_peers.list);
+    of_peers.list = NULL;
+    pthread_mutex_unlock(&of_peers.lock);
 }
 
 // After a rank's own streams are idle, no peer accesses its memory: in every collective a rank's stream waits for the

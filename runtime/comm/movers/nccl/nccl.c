@@ -36,47 +36,49 @@ typedef struct {
 static int device;  // the GPU of this rank's communicators
 extern const ms_mover ms__mover_nccl;
 
-static nccl_coll *prepared(const ms_coll *c) { return c->prepared; }
+static nccl_coll *coll_calls(const ms_coll *c) { return c->prepared; }
 
-static const ms_transport_gpu *library(void) { return ms__world.transport->gpu; }
+static const ms_transport_gpu *nccl_library(void) { return ms__world.transport->gpu; }
 
 // ---- the line: collectives that have numbers but are not queued yet, in the order of the script ----
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static ms_coll *first, *last;
+static struct {
+    pthread_mutex_t lock;
+    ms_coll *first, *last;
+} line = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static void line_up(ms_coll *c)
 {
     nccl_coll *n = c->prepared;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&line.lock);
     n->in_line = true;
     n->next = NULL;
-    if (last) prepared(last)->next = c;
-    else first = c;
-    last = c;
-    pthread_mutex_unlock(&lock);
+    if (line.last) coll_calls(line.last)->next = c;
+    else line.first = c;
+    line.last = c;
+    pthread_mutex_unlock(&line.lock);
 }
 
 static void step_out(ms_coll *c)
 {
-    pthread_mutex_lock(&lock);
-    if (prepared(c)->in_line) {
+    pthread_mutex_lock(&line.lock);
+    if (coll_calls(c)->in_line) {
         ms_coll *before = NULL;
-        for (ms_coll *at = first; at != c; at = prepared(at)->next) before = at;
-        ms_coll *next = prepared(c)->next;
-        if (before) prepared(before)->next = next;
-        else first = next;
-        if (last == c) last = before;
-        prepared(c)->in_line = false;
+        for (ms_coll *at = line.first; at != c; at = coll_calls(at)->next) before = at;
+        ms_coll *next = coll_calls(c)->next;
+        if (before) coll_calls(before)->next = next;
+        else line.first = next;
+        if (line.last == c) line.last = before;
+        coll_calls(c)->in_line = false;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&line.lock);
 }
 
 static bool is_first(const ms_coll *c)
 {
-    pthread_mutex_lock(&lock);
-    bool yes = first == c;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&line.lock);
+    bool yes = line.first == c;
+    pthread_mutex_unlock(&line.lock);
     return yes;
 }
 
@@ -96,7 +98,7 @@ enum { EXPLAINED = 300 * 1000000 };  // time in ns that the rank that caused a f
 
 // Waits until a call on p, which has returned r, has been carried out. g: the group that an error breaks; what: for
 // messages.
-static ms_status complete(ms_group *g, ms_gpu_group *p, ms_gpu_result r, const char *what, char *text, size_t n)
+static ms_status complete_call(ms_group *g, ms_gpu_group *p, ms_gpu_result r, const char *what, char *text, size_t n)
 {
     int64_t since = ms__now_ns(), lost = since;
     uint64_t epoch = ms__comm_epoch();
@@ -110,7 +112,7 @@ static ms_status complete(ms_group *g, ms_gpu_group *p, ms_gpu_result r, const c
             break;
         }
         ms__nap(100 * 1000);
-        if (r == MS_GPU_BUSY && (r = library()->poll(p, text, n)) == MS_GPU_PEER) lost = ms__now_ns();
+        if (r == MS_GPU_BUSY && (r = nccl_library()->poll(p, text, n)) == MS_GPU_PEER) lost = ms__now_ns();
     }
     if (r == MS_GPU_DONE) return MS_OK;
     ms__fail(MS_ECOMM, "%s: %s", what, text);
@@ -125,10 +127,10 @@ typedef struct {
 
 static ms_status make_communicator(ms_group *world)
 {
-    if (!library() || ms__world.size == 1) return MS_OK;
+    if (!nccl_library() || ms__world.size == 1) return MS_OK;
     hello mine = { 0 }, *all = calloc((size_t)ms__world.size, sizeof *all);
     if (!all) return ms__no_memory((size_t)ms__world.size * sizeof *all, "dist.init", "%d ranks", ms__world.size);
-    if (ms__world.rank == 0) mine.failed = library()->make_id(mine.id, mine.why, sizeof mine.why) != MS_GPU_DONE;
+    if (ms__world.rank == 0) mine.failed = nccl_library()->make_id(mine.id, mine.why, sizeof mine.why) != MS_GPU_DONE;
     ms__transport_lock();
     int rc = ms__world.transport->all_gather(&mine, all, sizeof mine);
     ms__transport_unlock();
@@ -141,8 +143,8 @@ static ms_status make_communicator(ms_group *world)
     if (st == MS_OK) {
         char text[1000] = "";
         ms_gpu_result r =
-            library()->join(&world->communicator, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
-        st = complete(world, world->communicator, r, "dist.init", text, sizeof text);
+            nccl_library()->join(&world->communicator, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
+        st = complete_call(world, world->communicator, r, "dist.init", text, sizeof text);
     }
     free(all);
     return st;
@@ -157,10 +159,10 @@ static ms_status split_communicator(ms_group *g)
         ms__nap(20 * 1000);
     }
     char text[1000] = "";
-    ms_gpu_result r = library()->split(&part, whole, g->me, text, sizeof text);
-    MS_TRY(complete(ms__group_world(), part, r, "dist.new_group", text, sizeof text));
+    ms_gpu_result r = nccl_library()->split(&part, whole, g->me, text, sizeof text);
+    MS_TRY(complete_call(ms__group_world(), part, r, "dist.new_group", text, sizeof text));
     if (g->me >= 0) g->communicator = part;
-    else library()->drop(part);
+    else nccl_library()->drop(part);
     return MS_OK;
 }
 
@@ -175,8 +177,8 @@ static ms_status nccl_part(ms_group *g)
     char text[1000] = "";
     if (!p) return MS_OK;
     g->communicator = NULL;
-    MS_TRY(complete(g, p, library()->leave(p, text, sizeof text), "dist.free_group", text, sizeof text));
-    library()->drop(p);
+    MS_TRY(complete_call(g, p, nccl_library()->leave(p, text, sizeof text), "dist.free_group", text, sizeof text));
+    nccl_library()->drop(p);
     return MS_OK;
 }
 
@@ -215,7 +217,7 @@ static bool is_for_library(const ms_coll *c)
     return true;
 }
 
-static ms_status room(ms_storage **out, size_t bytes, const ms_coll *c)
+static ms_status device_room(ms_storage **out, size_t bytes, const ms_coll *c)
 {
     return ms__storage_new(out, device, bytes, ROW(c->op)->name);
 }
@@ -228,7 +230,7 @@ static ms_status gather_calls(ms_coll *c, nccl_coll *n)
     size_t lines = 0;
     for (int i = 0; i < c->n_pieces; i++)
         if (c->pieces[i].line) lines += (size_t)c->pieces[i].bytes * (size_t)members;
-    if (lines) MS_TRY(room(&n->whole, lines, c));
+    if (lines) MS_TRY(device_room(&n->whole, lines, c));
     if (!(n->calls = calloc((size_t)c->n_pieces * (size_t)members, sizeof *n->calls)))
         return ms__no_memory((size_t)c->n_pieces * (size_t)members * sizeof *n->calls, "all_gather", "%d pieces",
                              c->n_pieces);
@@ -291,7 +293,7 @@ static ms_status other_calls(ms_coll *c, nccl_coll *n)
     }
     if (wide && !c->reducer.narrow) {
         size_t blocks = c->op == OP_REDUCE_SCATTER ? (size_t)members : 1, all = blocks * c->count;
-        MS_TRY(room(&n->wide, all * sizeof(float), c));
+        MS_TRY(device_room(&n->wide, all * sizeof(float), c));
         char *to = n->wide->data;
         n->before = (ms_cuda_finish) { .dst = to,
                                        .src = call->in,
@@ -329,7 +331,7 @@ static ms_status nccl_prepare(ms_coll *c)
 static ms_status nccl_ready(ms_coll *c)
 {
     ms__note_queued(device, ROW(c->op)->name);
-    return ms__cuda()->record(ms__index(device), MS_STREAM_COMPUTE, &prepared(c)->ready);
+    return ms__cuda()->record(ms__index(device), MS_STREAM_COMPUTE, &coll_calls(c)->ready);
 }
 
 static void nccl_drop(ms_coll *c)
@@ -348,7 +350,7 @@ static void nccl_drop(ms_coll *c)
 
 // This rank alone cannot complete the collective, for the reason in `why`. Its peers may have queued it and cannot
 // complete it either, so the job ends.
-static ms_status fail(ms_waiter *w, const char *why)
+static ms_status fail_collective(ms_waiter *w, const char *why)
 {
     ms_coll *c = w->c;
     char text[1000];
@@ -356,15 +358,15 @@ static ms_status fail(ms_waiter *w, const char *why)
     ms__coll_fail(c, text);
     ms__coll_failed(c, MS_ECOMM);
     if (ms__is_broken(c->g, c->epoch)) (void)ms__broken_fail(c);  // this rank, too, raises the text that names it
-    library()->abort(c->g->communicator);
+    nccl_library()->abort(c->g->communicator);
     return ms__fail_job(MS_ECOMM, -1);
 }
 
 // Tells the peers when this rank's GPU has reached the collective: a report names the ranks whose GPUs have not.
 static void tell_reached(const ms_coll *c)
 {
-    ms_slot *s = slot_of(c->g, c->g->me, c->seq);
-    if (atomic_load_explicit(&s->reached, memory_order_relaxed) < c->number && ms__cuda()->done(prepared(c)->ready))
+    ms_slot *s = own_slot(c);
+    if (atomic_load_explicit(&s->reached, memory_order_relaxed) < c->number && ms__cuda()->done(coll_calls(c)->ready))
         atomic_store_explicit(&s->reached, c->number, memory_order_release);
 }
 
@@ -375,25 +377,25 @@ static ms_status pause_in(ms_waiter *w)
     tell_reached(c);
     ms_status st = ms__wait_poll(w);
     if (st == MS_OK && MS_UNLIKELY(ms__comm_is_lost(c->g, c->epoch))) st = ms__broken_fail(c);
-    if (st != MS_OK) library()->abort(c->g->communicator);
+    if (st != MS_OK) nccl_library()->abort(c->g->communicator);
     return st;
 }
 
 // Handles a result of the library. Returns MS_OK for MS_GPU_DONE, and for MS_GPU_BUSY after a pause: the caller then
 // polls the library again. MS_GPU_PEER: the failed peer gets time to report its error first.
-static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
+static ms_status handle_result(ms_waiter *w, ms_gpu_result r, const char *text)
 {
     if (r == MS_GPU_DONE) return MS_OK;
-    if (r == MS_GPU_FAILED) return fail(w, text);
+    if (r == MS_GPU_FAILED) return fail_collective(w, text);
     if (r == MS_GPU_BUSY) return pause_in(w);
     for (int64_t until = ms__now_ns() + EXPLAINED; ms__now_ns() < until;) MS_TRY(pause_in(w));
-    return fail(w, text);
+    return fail_collective(w, text);
 }
 
 // Copies to the output the blocks of pieces that are not contiguous there (ms_piece.line).
 static ms_status place_lines(ms_coll *c)
 {
-    const char *from = prepared(c)->whole->data;
+    const char *from = coll_calls(c)->whole->data;
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
         for (int k = 0; p->line && k < c->g->n; k++, from += p->bytes) {
@@ -407,7 +409,7 @@ static ms_status place_lines(ms_coll *c)
     return MS_OK;
 }
 
-static ms_status queue(ms_waiter *w, void **end)
+static ms_status queue_calls(ms_waiter *w, void **end)
 {
     ms_coll *c = w->c;
     nccl_coll *n = c->prepared;
@@ -417,18 +419,18 @@ static ms_status queue(ms_waiter *w, void **end)
     void *stream = t->ranks.native_stream(index, c->stream);
     ms_status st = stream ? t->stream_wait(index, c->stream, n->ready) : ms__failure();
     if (st == MS_OK && n->before.n) st = t->ranks.finish(index, c->stream, &n->before);
-    if (st != MS_OK) return fail(w, ms_error());
+    if (st != MS_OK) return fail_collective(w, ms_error());
     if (n->n_calls) {
-        ms_gpu_result r = library()->queue(c->g->communicator, n->n_calls, n->calls, stream, text, sizeof text);
+        ms_gpu_result r = nccl_library()->queue(c->g->communicator, n->n_calls, n->calls, stream, text, sizeof text);
         while (r != MS_GPU_DONE) {
-            MS_TRY(meet(w, r, text));
-            r = library()->poll(c->g->communicator, text, sizeof text);
+            MS_TRY(handle_result(w, r, text));
+            r = nccl_library()->poll(c->g->communicator, text, sizeof text);
         }
     }
     if (n->after.n) st = t->ranks.finish(index, c->stream, &n->after);
     if (st == MS_OK && n->n_lines) st = place_lines(c);
     if (st == MS_OK) st = t->record(index, c->stream, end);
-    return st == MS_OK ? MS_OK : fail(w, ms_error());
+    return st == MS_OK ? MS_OK : fail_collective(w, ms_error());
 }
 
 static ms_status nccl_move(ms_waiter *w)
@@ -438,18 +440,18 @@ static ms_status nccl_move(ms_waiter *w)
     void *end = NULL;
     ms__wait_moved(w);
     while (!is_first(c)) MS_TRY(pause_in(w));
-    ms_status st = queue(w, &end);
+    ms_status st = queue_calls(w, &end);
     step_out(c);
     MS_TRY(st);
     int reached;
     while ((reached = ms__cuda()->done(end)) == 0 && st == MS_OK) {
-        ms_gpu_result r = library()->poll(c->g->communicator, text, sizeof text);
-        st = r == MS_GPU_DONE ? pause_in(w) : meet(w, r, text);
+        ms_gpu_result r = nccl_library()->poll(c->g->communicator, text, sizeof text);
+        st = r == MS_GPU_DONE ? pause_in(w) : handle_result(w, r, text);
     }
-    if (reached < 0 && st == MS_OK) st = fail(w, ms_error());
+    if (reached < 0 && st == MS_OK) st = fail_collective(w, ms_error());
     if (st == MS_OK) {  // after a peer has aborted the communicator, `end` completes although the data is incomplete
-        ms_gpu_result r = library()->poll(c->g->communicator, text, sizeof text);
-        if (r != MS_GPU_DONE) st = meet(w, r, text);
+        ms_gpu_result r = nccl_library()->poll(c->g->communicator, text, sizeof text);
+        if (r != MS_GPU_DONE) st = handle_result(w, r, text);
     }
     ms__cuda()->drop(end);
     return st;
@@ -459,7 +461,7 @@ static ms_status nccl_move(ms_waiter *w)
 static ms_status nccl_finish(ms_waiter *w, ms_status moved)
 {
     ms_coll *c = w->c;
-    if (moved == MS_OK) atomic_store_explicit(&slot_of(c->g, c->g->me, c->seq)->done, c->number, memory_order_release);
+    if (moved == MS_OK) set_done(c);
     return moved;
 }
 

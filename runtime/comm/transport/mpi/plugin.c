@@ -12,8 +12,18 @@
 #include <sys/statvfs.h>
 #include "comm/transport/transport.h"
 
-static MPI_Comm world = MPI_COMM_NULL;
-static int my_rank, n_ranks;
+// Handles of requests, recycled; all calls are made under one lock. A handle is allocated before its message starts, so
+// that every message in flight has one.
+typedef union handle {
+    MPI_Request request;
+    union handle *next;
+} handle;
+static struct {
+    MPI_Comm world;
+    int rank, size;
+    handle first_handles[256], *spare;
+    int n_given;
+} mpi = { .world = MPI_COMM_NULL };
 
 // Whether the folder has room for Open MPI's segments, which take 4 MiB per rank of this node: at least 5 MB per rank.
 static int has_room(const char *folder, int ranks)
@@ -40,7 +50,7 @@ static int place_segments(int ranks, char *text, size_t n)
 }
 
 // Changes Open MPI's defaults, which are for clusters of many nodes. Values already set in the environment win.
-static void defaults(int one_node)
+static void set_defaults(int one_node)
 {
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
     // Most containers forbid cross-memory attach (CMA), and Open MPI would print warnings.
@@ -86,7 +96,7 @@ static int init(const ms_launch *launch, char *text, size_t n)
                      way ? way : "pmi2");
             return -1;
         }
-        defaults(launch->world > 0 && launch->world == launch->local_world);
+        set_defaults(launch->world > 0 && launch->world == launch->local_world);
         if (place_segments(launch->local_world, text, n) != 0) return -1;
         if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
             provided < MPI_THREAD_SERIALIZED) {
@@ -94,61 +104,53 @@ static int init(const ms_launch *launch, char *text, size_t n)
             return -1;
         }
     }
-    if (MPI_Comm_dup(MPI_COMM_WORLD, &world) != MPI_SUCCESS) {
+    if (MPI_Comm_dup(MPI_COMM_WORLD, &mpi.world) != MPI_SUCCESS) {
         snprintf(text, n, "MPI_Comm_dup failed");
         return -1;
     }
-    MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(world, &my_rank);
-    MPI_Comm_size(world, &n_ranks);
+    MPI_Comm_set_errhandler(mpi.world, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(mpi.world, &mpi.rank);
+    MPI_Comm_size(mpi.world, &mpi.size);
     return 0;
 }
 
-static int rank(void) { return my_rank; }
-static int size(void) { return n_ranks; }
+static int rank(void) { return mpi.rank; }
+static int size(void) { return mpi.size; }
 
 static int all_gather(const void *in, void *out, int bytes)
 {
-    return MPI_Allgather(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, world) == MPI_SUCCESS ? 0 : -1;
+    return MPI_Allgather(in, bytes, MPI_BYTE, out, bytes, MPI_BYTE, mpi.world) == MPI_SUCCESS ? 0 : -1;
 }
 
-// Handles of requests, recycled; all calls are made under one lock. A handle is allocated before its message starts, so
-// that every message in flight has one.
-typedef union handle {
-    MPI_Request request;
-    union handle *next;
-} handle;
-static handle first_handles[256], *spare;
-static int n_given;
-
-static handle *handle_new(void)
+static handle *take_handle(void)
 {
-    handle *h = spare;
-    if (h) spare = h->next;
-    else if (n_given < (int)(sizeof first_handles / sizeof *first_handles)) h = &first_handles[n_given++];
+    handle *h = mpi.spare;
+    if (h) mpi.spare = h->next;
+    else if (mpi.n_given < (int)(sizeof mpi.first_handles / sizeof *mpi.first_handles))
+        h = &mpi.first_handles[mpi.n_given++];
     else h = malloc(sizeof *h);
     return h;
 }
 
-static void handle_free(handle *h)
+static void give_handle(handle *h)
 {
-    h->next = spare;
-    spare = h;
+    h->next = mpi.spare;
+    mpi.spare = h;
 }
 
 static void *isend(const void *p, size_t bytes, int to, int tag)
 {
-    handle *h = handle_new();
-    if (!h || MPI_Isend(p, (int)bytes, MPI_BYTE, to, tag, world, &h->request) == MPI_SUCCESS) return h;
-    handle_free(h);
+    handle *h = take_handle();
+    if (!h || MPI_Isend(p, (int)bytes, MPI_BYTE, to, tag, mpi.world, &h->request) == MPI_SUCCESS) return h;
+    give_handle(h);
     return NULL;
 }
 
 static void *irecv(void *p, size_t bytes, int from, int tag)
 {
-    handle *h = handle_new();
-    if (!h || MPI_Irecv(p, (int)bytes, MPI_BYTE, from, tag, world, &h->request) == MPI_SUCCESS) return h;
-    handle_free(h);
+    handle *h = take_handle();
+    if (!h || MPI_Irecv(p, (int)bytes, MPI_BYTE, from, tag, mpi.world, &h->request) == MPI_SUCCESS) return h;
+    give_handle(h);
     return NULL;
 }
 
@@ -159,7 +161,7 @@ static int test(void **req)
     if (!h) return 1;
     if (MPI_Test(&h->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return -1;
     if (!done) return 0;
-    handle_free(h);
+    give_handle(h);
     *req = NULL;
     return 1;
 }
@@ -170,7 +172,7 @@ static int probe(int tag, int *from, size_t *bytes)
 {
     int there = 0, n = 0;
     MPI_Status s;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, tag, world, &there, &s) != MPI_SUCCESS || !there) return 0;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, tag, mpi.world, &there, &s) != MPI_SUCCESS || !there) return 0;
     MPI_Get_count(&s, MPI_BYTE, &n);
     *from = s.MPI_SOURCE;
     *bytes = (size_t)n;
@@ -182,18 +184,18 @@ static int finalize(void)
     int done = 0;
     MPI_Finalized(&done);
     if (done) return 0;
-    MPI_Comm_free(&world);
+    MPI_Comm_free(&mpi.world);
     return MPI_Finalize() == MPI_SUCCESS ? 0 : -1;
 }
 
 static int own(int op, void *out, const void *in, size_t count)
 {
-    int n = (int)count, block = n / n_ranks;
+    int n = (int)count, block = n / mpi.size;
     switch (op) {
-    case 0: return MPI_Allgather(in, block, MPI_FLOAT, out, block, MPI_FLOAT, world);
-    case 1: return MPI_Reduce_scatter_block(in, out, block, MPI_FLOAT, MPI_SUM, world);
-    case 2: return MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, world);
-    default: return MPI_Barrier(world);
+    case 0: return MPI_Allgather(in, block, MPI_FLOAT, out, block, MPI_FLOAT, mpi.world);
+    case 1: return MPI_Reduce_scatter_block(in, out, block, MPI_FLOAT, MPI_SUM, mpi.world);
+    case 2: return MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, mpi.world);
+    default: return MPI_Barrier(mpi.world);
     }
 }
 

@@ -21,37 +21,39 @@ struct ms_gpu_group {
     ms_gpu_group *next;
 };
 
-static ms_gpu_group *all;  // every communicator of this process that has not been dropped
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    ms_gpu_group *list;  // every communicator of this process that has not been dropped
+    pthread_mutex_t lock;
+} made = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static ms_gpu_group *group_new(ms_gpu_group *whole, const char *call)
+static ms_gpu_group *communicator_new(ms_gpu_group *whole, const char *call)
 {
     ms_gpu_group *g = calloc(1, sizeof *g);
     if (!g) return NULL;
     g->whole = whole;
     g->call = call;
-    pthread_mutex_lock(&lock);
-    g->next = all;
-    all = g;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&made.lock);
+    g->next = made.list;
+    made.list = g;
+    pthread_mutex_unlock(&made.lock);
     return g;
 }
 
-static void group_free(ms_gpu_group *g)
+static void communicator_free(ms_gpu_group *g)
 {
-    pthread_mutex_lock(&lock);
-    for (ms_gpu_group **at = &all; *at; at = &(*at)->next)
+    pthread_mutex_lock(&made.lock);
+    for (ms_gpu_group **at = &made.list; *at; at = &(*at)->next)
         if (*at == g) {
             *at = g->next;
             break;
         }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&made.lock);
     free(g);
 }
 
 // ---- results --------------------------------------------------------------------------------------
 
-static ms_gpu_result failed(nccl_result r, nccl_comm comm, const char *call, char *text, size_t n)
+static ms_gpu_result describe_failure(nccl_result r, nccl_comm comm, const char *call, char *text, size_t n)
 {
     const char *more = nccl.GetLastError(comm);
     int used = snprintf(text, n, "%s: %s (NCCL error %d)", call, nccl.GetErrorString(r), (int)r);
@@ -59,7 +61,7 @@ static ms_gpu_result failed(nccl_result r, nccl_comm comm, const char *call, cha
     return r == NCCL_RemoteError ? MS_GPU_PEER : MS_GPU_FAILED;
 }
 
-static ms_gpu_result no_memory(char *text, size_t n)
+static ms_gpu_result describe_no_memory(char *text, size_t n)
 {
     snprintf(text, n, "NCCL: there is no memory for a communicator");
     return MS_GPU_FAILED;
@@ -70,15 +72,15 @@ static ms_gpu_result result_of(ms_gpu_group *g, nccl_result r, const char *call,
 {
     g->call = call;
     if (r == NCCL_InProgress) return MS_GPU_BUSY;
-    return r == NCCL_Success ? MS_GPU_DONE : failed(r, g->comm, call, text, n);
+    return r == NCCL_Success ? MS_GPU_DONE : describe_failure(r, g->comm, call, text, n);
 }
 
 static ms_gpu_result poll_one(ms_gpu_group *g, nccl_comm comm, char *text, size_t n)
 {
     nccl_result state = NCCL_Success, r = nccl.CommGetAsyncError(comm, &state);
-    if (r != NCCL_Success) return failed(r, comm, "ncclCommGetAsyncError", text, n);
+    if (r != NCCL_Success) return describe_failure(r, comm, "ncclCommGetAsyncError", text, n);
     if (state == NCCL_InProgress) return MS_GPU_BUSY;
-    return state == NCCL_Success ? MS_GPU_DONE : failed(state, comm, g->call, text, n);
+    return state == NCCL_Success ? MS_GPU_DONE : describe_failure(state, comm, g->call, text, n);
 }
 
 static ms_gpu_result poll(ms_gpu_group *g, char *text, size_t n)
@@ -99,7 +101,7 @@ static ms_gpu_result make_id(char id[MS_GPU_ID], char *text, size_t n)
     nccl_id made;
     _Static_assert(sizeof made == MS_GPU_ID, "MS_GPU_ID is the size of an id of NCCL");
     nccl_result r = nccl.GetUniqueId(&made);
-    if (r != NCCL_Success) return failed(r, NULL, "ncclGetUniqueId", text, n);
+    if (r != NCCL_Success) return describe_failure(r, NULL, "ncclGetUniqueId", text, n);
     memcpy(id, &made, sizeof made);
     return MS_GPU_DONE;
 }
@@ -109,8 +111,8 @@ static ms_gpu_result join(ms_gpu_group **out, const char id[MS_GPU_ID], int rank
     nccl_id given;
     nccl_config config = NCCL_CONFIG;
     const char *call = "ncclCommInitRankConfig";
-    ms_gpu_group *g = group_new(NULL, call);
-    if (!g) return no_memory(text, n);
+    ms_gpu_group *g = communicator_new(NULL, call);
+    if (!g) return describe_no_memory(text, n);
     memcpy(&given, id, sizeof given);
     config.blocking = 0;
     *out = g;
@@ -120,14 +122,14 @@ static ms_gpu_result join(ms_gpu_group **out, const char id[MS_GPU_ID], int rank
 static ms_gpu_result split(ms_gpu_group **out, ms_gpu_group *whole, int member, char *text, size_t n)
 {
     const char *call = "ncclCommSplit";
-    ms_gpu_group *g = group_new(whole, call);
-    if (!g) return no_memory(text, n);
+    ms_gpu_group *g = communicator_new(whole, call);
+    if (!g) return describe_no_memory(text, n);
     *out = g;
     int color = member < 0 ? NCCL_NOCOLOR : 0;
     nccl_result r = nccl.CommSplit(whole->comm, color, member < 0 ? 0 : member, &g->comm, NULL);
     g->call = call;
     // Even after ncclSuccess the new communicator may still be in progress.
-    return r == NCCL_Success || r == NCCL_InProgress ? MS_GPU_BUSY : failed(r, whole->comm, call, text, n);
+    return r == NCCL_Success || r == NCCL_InProgress ? MS_GPU_BUSY : describe_failure(r, whole->comm, call, text, n);
 }
 
 static void abort_one(ms_gpu_group *g)
@@ -146,10 +148,10 @@ static ms_gpu_result leave(ms_gpu_group *g, char *text, size_t n)
 static void drop(ms_gpu_group *g)
 {
     if (g->comm && !g->aborted) nccl.CommDestroy(g->comm);
-    group_free(g);
+    communicator_free(g);
 }
 
-static double seconds(void)
+static double now_seconds(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -160,24 +162,24 @@ static double seconds(void)
 void nccl_leave_all(void)
 {
     char text[512];
-    for (double until = seconds() + 5; all;) {
-        ms_gpu_group *g = all;
+    for (double until = now_seconds() + 5; made.list;) {
+        ms_gpu_group *g = made.list;
         ms_gpu_result r = leave(g, text, sizeof text);
-        while (r == MS_GPU_BUSY && seconds() < until) {
+        while (r == MS_GPU_BUSY && now_seconds() < until) {
             nanosleep(&(struct timespec) { .tv_nsec = 100000 }, NULL);
             r = poll(g, text, sizeof text);
         }
         if (r == MS_GPU_DONE) {
             drop(g);
         } else {  // the process ends: what NCCL still holds ends with it
-            group_free(g);
+            communicator_free(g);
         }
     }
 }
 
 // ---- collectives ----------------------------------------------------------------------------------
 
-static nccl_type type_of(int dtype)
+static nccl_type nccl_type_of(int dtype)
 {
     switch (dtype) {
     case MS_F64: return NCCL_Float64;
@@ -201,9 +203,9 @@ static nccl_reduction reduction_of(const ms_gpu_call *c)
     return r == NCCL_Min || r == NCCL_Prod ? NCCL_Min : NCCL_Max;
 }
 
-static nccl_result one(const ms_gpu_call *c, nccl_comm comm, void *stream, const char **name)
+static nccl_result queue_one(const ms_gpu_call *c, nccl_comm comm, void *stream, const char **name)
 {
-    nccl_type type = type_of(c->dtype);
+    nccl_type type = nccl_type_of(c->dtype);
     switch (c->op) {
     case MS_DIST_ALL_REDUCE:
         *name = "ncclAllReduce";
@@ -231,8 +233,8 @@ static ms_gpu_result queue(ms_gpu_group *g, int n_calls, const ms_gpu_call *call
     const char *name = "ncclGroupStart", *bad;
     bool many = n_calls > 1;
     nccl_result r = many ? nccl.GroupStart() : NCCL_Success;
-    if (r != NCCL_Success) return failed(r, g->comm, name, text, n);
-    for (int k = 0; k < n_calls && goes_on(r); k++) r = one(&calls[k], g->comm, stream, &name);
+    if (r != NCCL_Success) return describe_failure(r, g->comm, name, text, n);
+    for (int k = 0; k < n_calls && goes_on(r); k++) r = queue_one(&calls[k], g->comm, stream, &name);
     bad = goes_on(r) ? "ncclGroupEnd" : name;
     if (many) {
         nccl_result end = nccl.GroupEnd();  // needed after a failure, too
@@ -241,7 +243,9 @@ static ms_gpu_result queue(ms_gpu_group *g, int n_calls, const ms_gpu_call *call
         bad = name;
     }
     g->call = name;
-    return r == NCCL_InProgress ? MS_GPU_BUSY : r == NCCL_Success ? MS_GPU_DONE : failed(r, g->comm, bad, text, n);
+    return r == NCCL_InProgress ? MS_GPU_BUSY
+           : r == NCCL_Success  ? MS_GPU_DONE
+                                : describe_failure(r, g->comm, bad, text, n);
 }
 
 const ms_transport_gpu nccl_communicators = {

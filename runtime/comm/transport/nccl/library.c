@@ -59,7 +59,7 @@ static void *standin(char *text, size_t n)
     return lib;
 }
 
-static void *load(char *text, size_t n)
+static void *load_library(char *text, size_t n)
 {
     const char *mode = getenv("MOONSHARD_CUDA"), *path = getenv("MOONSHARD_NCCL");
     if (mode && (strcmp(mode, "emulated") == 0 || strcmp(mode, "ptx") == 0)) return standin(text, n);
@@ -82,7 +82,7 @@ static const char *path_of(void *lib)
     return dlinfo(lib, RTLD_DI_LINKMAP, &map) == 0 && *map->l_name ? map->l_name : NAME;
 }
 
-static int take(void *lib, char *text, size_t n)
+static int take_symbols(void *lib, char *text, size_t n)
 {
 #define FIND(result, name, parameters) \
     if (!(*(void **)&nccl.name = dlsym(lib, "nccl" #name)) && !missing) missing = "nccl" #name;
@@ -114,8 +114,8 @@ int nccl_load(char *text, size_t n)
     // Makes NCCL run operations of several communicators on a GPU in the order in which the host queues them, which is
     // the same on all ranks. Otherwise the operations may wait for each other.
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-    void *lib = load(text, n);
-    if (!lib || take(lib, text, n) != 0) return -1;
+    void *lib = load_library(text, n);
+    if (!lib || take_symbols(lib, text, n) != 0) return -1;
     loaded = 1;
     return 0;
 }
