@@ -18,7 +18,8 @@ void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
         if (p->site[0]) ms__append(out, n, ", at %s", p->site);
         return;
     }
-    if (p->op != OP_BARRIER) ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
+    if (p->op != MS_DIST_BARRIER)
+        ms__append(out, n, " of %llu %s", (unsigned long long)p->count, ms__dtype_name(p->dtype));
     if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
     if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
     else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);

@@ -11,7 +11,7 @@ enum {
     WINDOW = 1 << 20,  // bytes of a staging buffer: each rank has one for input and one for results per stream
     ARENAS = 64,       // arenas of a rank that peers can map
     // Bytes of texts: of a request's line, unit and part; of the error that breaks a group; about a lost node; about
-    // one request; about the ranks of a group; about what a rank does; of a library's error.
+    // one request; about the ranks of a group; about what a rank does; of a library's error; of why a rank is missing.
     SITE = 120,
     UNIT_NAME = 72,
     PART_OF = 96,
@@ -21,6 +21,7 @@ enum {
     MEMBERS = 200,
     WHERE = 600,
     WHY = 1000,
+    CAUSE = 300,
 };
 
 #endif

@@ -59,7 +59,7 @@ static ms_status publish_slot(ms_coll *c, int64_t arrived)
     } else if (!c->final) {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
-        bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
+        bool pushes = c->op == MS_DIST_ALL_REDUCE || (c->op == MS_DIST_REDUCE && c->root == g->me);
         bool direct = !g->far &&
                       (c->n_parts ? locate_parts(c, s)
                                   : c->in.bytes == 0 || ms__comm_locate(c->in.storage, c->in.data, &ia, &ip)) &&

@@ -60,7 +60,7 @@ static const ms_slot *find_refusal(const ms_coll *c)
 static void describe_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
-    char what[400];
+    char what[WHAT];
     const ms_slot *s = find_refusal(c);
     if (s) {
         text[0] = 0;

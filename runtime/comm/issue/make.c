@@ -115,7 +115,7 @@ static ms_status take_parts(ms_coll *c, const ms_request *r)
 // The tensor whose size and shape the ranks compare.
 static const ms_tensor *compared_tensor(const ms_request *r)
 {
-    bool input = r->op == OP_REDUCE_SCATTER || (ROW(r->op)->kind & SIZED_BY_INPUT) || !r->out;
+    bool input = r->op == MS_DIST_REDUCE_SCATTER || (ROW(r->op)->kind & SIZED_BY_INPUT) || !r->out;
     return input && r->in ? r->in : r->out;
 }
 
@@ -124,8 +124,8 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     const ms_coll_row *row = ROW(c->op);
     int n = c->g->n, me = c->g->me;
     ms_tensor *in = row->kind & IN_PLACE ? r->out : r->in;
-    const ms_tensor *sent = compared_tensor(r), *counted = c->op == OP_REDUCE_SCATTER ? r->out : sent;
-    if (c->op == OP_REDUCE_SCATTER && (in->numel != r->out->numel * n || in->dtype != r->out->dtype))
+    const ms_tensor *sent = compared_tensor(r), *counted = c->op == MS_DIST_REDUCE_SCATTER ? r->out : sent;
+    if (c->op == MS_DIST_REDUCE_SCATTER && (in->numel != r->out->numel * n || in->dtype != r->out->dtype))
         return ms__fail(MS_EINVAL,
                         "reduce_scatter: in must have the dtype and %d times the elements of out; out is %s, in is %s",
                         n, ms__tensor_text(r->out), ms__tensor_text(in));
@@ -141,7 +141,7 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     }
     c->in.numel = (double)(in ? in : r->out)->numel;
     c->out.numel = r->out ? (double)r->out->numel : 0;
-    c->count = (size_t)(c->op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
+    c->count = (size_t)(c->op == MS_DIST_ALL_TO_ALL ? counted->numel / n : counted->numel);
     c->fingerprint.count = (uint64_t)(r->by_script ? counted : sent)->numel;
     c->inline_ = (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
     return MS_OK;
@@ -149,13 +149,13 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
 
 static ms_status take_operands(ms_coll *c, const ms_request *r)
 {
-    if (c->op == OP_BARRIER) c->inline_ = true;
+    if (c->op == MS_DIST_BARRIER) c->inline_ = true;
     else if (c->op == OP_REFUSED) {
         size_t n = strlen(r->refusal) + 1;
         c->in.data = (char *)r->refusal;
         c->in.bytes = n < PAYLOAD ? n : PAYLOAD;
         c->inline_ = true;
-    } else if (c->op == OP_ALL_GATHER) return take_pieces(c, r);
+    } else if (c->op == MS_DIST_ALL_GATHER) return take_pieces(c, r);
     else return r->n_parts ? take_parts(c, r) : take_tensors(c, r);
     return MS_OK;
 }

@@ -25,7 +25,7 @@ ms_status ms__record_collective(const ms_coll *c)
     if (MS_LIKELY(!log.depth && log.debug_level == 0) || c->op == OP_REFUSED) return MS_OK;
     double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
     if (ms_dist_debug_level() > 0) {
-        char text[400];
+        char text[WHAT];
         ms__fingerprint_text(&c->fingerprint, text, sizeof text);
         fprintf(stderr, "rank %d: dist: collective %u of group %g: %s\n", ms__world.rank, (unsigned)c->number, c->g->id,
                 text);

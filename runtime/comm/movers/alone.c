@@ -7,7 +7,7 @@
 
 static ms_status alone_on_cpu(ms_coll *c)
 {
-    if (c->op == OP_BARRIER || (c->in.data == c->out.data && c->reducer.scale == 1 && c->op != OP_ALL_GATHER))
+    if (c->op == MS_DIST_BARRIER || (c->in.data == c->out.data && c->reducer.scale == 1 && c->op != MS_DIST_ALL_GATHER))
         return MS_OK;
     if (c->n_pieces && c->inline_) c->out.data -= c->pieces[0].out_offset, c->in.data -= c->pieces[0].in_offset;
     return ms__move_direct(c);
@@ -16,7 +16,7 @@ static ms_status alone_on_cpu(ms_coll *c)
 static ms_status alone_on_device(ms_coll *c, int in_device, int out_device)
 {
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype);
-    if (c->op == OP_BARRIER) return MS_OK;
+    if (c->op == MS_DIST_BARRIER) return MS_OK;
     if (c->n_pieces) {
         uint64_t in_shift = c->inline_ ? c->pieces[0].in_offset : 0,
                  out_shift = c->inline_ ? c->pieces[0].out_offset : 0;
@@ -29,9 +29,10 @@ static ms_status alone_on_device(ms_coll *c, int in_device, int out_device)
         }
         return MS_OK;
     }
-    size_t bytes = c->op == OP_REDUCE_SCATTER || c->op == OP_ALL_GATHER || c->op == OP_ALL_REDUCE ? c->count * esize
-                   : c->in.bytes < c->out.bytes                                                   ? c->in.bytes
-                                                                                                  : c->out.bytes;
+    size_t bytes = c->op == MS_DIST_REDUCE_SCATTER || c->op == MS_DIST_ALL_GATHER || c->op == MS_DIST_ALL_REDUCE
+                       ? c->count * esize
+                   : c->in.bytes < c->out.bytes ? c->in.bytes
+                                                : c->out.bytes;
     if (c->in.data != c->out.data && c->in.data && c->out.data)
         MS_TRY(ms__move(out_device, c->out.data, in_device, c->in.data, bytes));
     if (c->reducer.scale != 1 && reduces(c->op)) {

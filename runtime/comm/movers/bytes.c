@@ -43,36 +43,6 @@ void ms__take_parts(ms_coll *c, int member, size_t at, char *to, size_t n)
     }
 }
 
-void ms__move_blocks(ms_coll *c, const char **in)
-{
-    int n = c->g->n, me = c->g->me;
-    size_t block = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
-    char *out = c->out.data;
-    switch (c->op) {
-    case OP_REDUCE_SCATTER:
-        for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
-        reduce_block(c, in, 1, &out, c->count);
-        break;
-    case OP_BROADCAST:
-        if (c->root != me) copy_block(c, out, in[c->root], block);
-        break;
-    case OP_GATHER:
-        for (int k = 0; k < n && c->root == me; k++) copy_block(c, out + (size_t)k * block, in[k], block);
-        break;
-    case OP_SCATTER: copy_block(c, out, in[c->root] + (size_t)me * block, block); break;
-    case OP_ALL_TO_ALL:
-        for (int j = 0; j < n; j++) {
-            int k = (me + j) % n;
-            copy_block(c, out + (size_t)k * block, in[k] + (size_t)me * block, block);
-        }
-        break;
-    case OP_SEND_RECV:
-        if (me == 1) copy_block(c, out, in[0], block);
-        break;
-    default: break;
-    }
-}
-
 ms_status ms__finish_shared(ms_waiter *w, ms_status moved)
 {
     ms_coll *c = w->c;

@@ -36,12 +36,15 @@ static inline void copy_block(ms_coll *c, char *dst, const char *src, size_t n)
     else ms__comm_copy(dst, src, n);
 }
 
-static inline void reduce_block(ms_coll *c, const char *const *src, int n_dst, char *const *dst, size_t n)
+// Reduces n elements of n_src members' values into each of n_dst places.
+static inline void reduce_block(ms_coll *c, int n_src, const char *const *src, int n_dst, char *const *dst, size_t n)
 {
     int64_t numel = (int64_t)n;
-    ms_cuda_reduction all = { .n_parts = 1, .numel = &numel, .src = src, .n_dst = n_dst, .dst = dst };
+    ms_cuda_reduction all = { .n_ranks = n_src, .n_parts = 1, .numel = &numel, .src = src, .n_dst = n_dst, .dst = dst };
+    ms_reducer how = c->reducer;
+    how.n_ranks = n_src;
     if (MS_UNLIKELY(c->device != NULL)) c->device->reduce(c, &all);
-    else ms__reduce(&c->reducer, src, n_dst, dst, n);
+    else ms__reduce(&how, src, n_dst, dst, n);
 }
 
 // The elements [*first, *first + n) of `count` that member k of n_members reduces. The cuts are at cache lines; they do
@@ -69,8 +72,6 @@ typedef struct {
 void ms__put_piece(ms_coll *c, const ms_piece *p, const ms_block_part *part, const char *from);
 // Copies bytes [at, at + n) of a member's block out of the parts.
 void ms__take_parts(ms_coll *c, int member, size_t at, char *to, size_t n);
-// Runs operations whose result each rank computes from the complete inputs of all members.
-void ms__move_blocks(ms_coll *c, const char **in);
 // Sets `done`, and after a move that has succeeded waits for the members of this node.
 ms_status ms__finish_shared(ms_waiter *w, ms_status moved);
 

@@ -2,7 +2,7 @@
 // comm/movers/direct.c -- tensors that are read and written in place, in CPU memory or on a GPU.
 #include "comm/movers/direct.h"
 #include "comm/memory/arena.h"
-#include "comm/movers/bytes.h"
+#include "comm/movers/blocks.h"
 
 static void gather_pieces(ms_coll *c, int k, const char *from)
 {
@@ -58,17 +58,17 @@ ms_status ms__move_direct(ms_coll *c)
         if (s->in_arena && !(in[k] = member_address(c, k, s->in_arena, s->in_at))) return MS_ECOMM;
         if (s->out_arena && !(out[k] = member_address(c, k, s->out_arena, s->out_at))) return MS_ECOMM;
     }
-    if (c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
+    if (c->op == MS_DIST_ALL_REDUCE || c->op == MS_DIST_REDUCE) {
         size_t first, mine = share_of(c->count, n, me, &first);
         for (int k = 0; k < n; k++) {
             in[k] += first * esize;
             out[k] += first * esize;
         }
-        if (c->op == OP_REDUCE) out[0] = out[c->root];
-        reduce_block(c, in, c->op == OP_REDUCE ? 1 : n, out, mine);
-    } else if (c->op == OP_ALL_GATHER)
+        if (c->op == MS_DIST_REDUCE) out[0] = out[c->root];
+        reduce_block(c, n, in, c->op == MS_DIST_REDUCE ? 1 : n, out, mine);
+    } else if (c->op == MS_DIST_ALL_GATHER)
         for (int j = 0; j < n; j++) gather_pieces(c, (me + j) % n, in[(me + j) % n]);
-    else ms__move_blocks(c, in);
+    else ms__move_whole_blocks(c, in);
     return MS_OK;
 }
 

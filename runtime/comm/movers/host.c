@@ -41,7 +41,7 @@ static ms_status host_prepare(ms_coll *c)
         if (c->out.storage) out_bytes = c->out.storage->bytes - (size_t)(out - (char *)c->out.storage->data);
         s->runs = true;
         for (int k = 0; k < c->n_pieces; k++) s->runs = s->runs && c->pieces[k].line == 0;
-    } else if (c->op == OP_BROADCAST || c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
+    } else if (ROW(c->op)->kind & IN_PLACE) {
         in_bytes = out_bytes = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
     }
     bool same = in == out && c->in.storage && c->in.storage == c->out.storage;  // empty tensors have no address

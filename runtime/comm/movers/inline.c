@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // comm/movers/inline.c -- collectives whose inputs are in payloads of the control memory.
-#include "comm/movers/bytes.h"
+#include "comm/movers/blocks.h"
 
 static ms_status inline_serves(ms_waiter *w, bool *yes)
 {
@@ -15,11 +15,11 @@ static ms_status inline_move(ms_waiter *w)
     const char *in[RANKS];
     size_t block = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
     for (int k = 0; k < g->n; k++) in[k] = member_slot(g, k, c->seq)->payload;
-    if (c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me))
+    if (c->op == MS_DIST_ALL_REDUCE || (c->op == MS_DIST_REDUCE && c->root == g->me))
         ms__reduce(&c->reducer, in, 1, &c->out.data, c->count);
-    else if (c->op == OP_ALL_GATHER)
+    else if (c->op == MS_DIST_ALL_GATHER)
         for (int k = 0; k < g->n; k++) put_bytes(c->out.data + (size_t)k * block, in[k], block);
-    else ms__move_blocks(c, in);
+    else ms__move_whole_blocks(c, in);
     return MS_OK;
 }
 

@@ -49,7 +49,7 @@ typedef struct ms_mover {
 typedef struct ms_bytes {
     void (*copy)(ms_coll *c, void *dst, const void *src, size_t n, ms_direction way);
     void (*lines)(ms_coll *c, char *dst, size_t dst_line, const char *src, size_t line, size_t n);
-    void (*reduce)(ms_coll *c, ms_cuda_reduction *r);  // sets what follows from c: dtype, reduction, n_ranks, scale
+    void (*reduce)(ms_coll *c, ms_cuda_reduction *r);  // sets what follows from c: dtype, reduction, scale
     char *(*resolve)(ms_coll *c, int rank, uint32_t arena, uint64_t at);  // NULL with the error set
     ms_status (*sync)(ms_coll *c);                                        // waits for the stream
 } ms_bytes;

@@ -8,10 +8,10 @@
 static size_t half_at(const ms_coll *c, int k, size_t *bytes)
 {
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), half = (c->count + 1) / 2;
-    if (c->op == OP_REDUCE) *bytes = k == c->root ? c->count * esize : 0;
-    else if (c->op == OP_REDUCE_SCATTER) *bytes = c->count * esize;
+    if (c->op == MS_DIST_REDUCE) *bytes = k == c->root ? c->count * esize : 0;
+    else if (c->op == MS_DIST_REDUCE_SCATTER) *bytes = c->count * esize;
     else *bytes = (k == 0 ? half : c->count - half) * esize;
-    return c->op == OP_REDUCE ? 0 : (size_t)k * (c->op == OP_REDUCE_SCATTER ? c->count : half) * esize;
+    return c->op == MS_DIST_REDUCE ? 0 : (size_t)k * (c->op == MS_DIST_REDUCE_SCATTER ? c->count : half) * esize;
 }
 
 // An ms_far_source. Packs the values of parts into this rank's windows (buffers 0 to 3) or into `own` (buffer 4).
@@ -30,7 +30,7 @@ static ms_status nodes_serves(ms_waiter *w, bool *yes)
 {
     const ms_coll *c = w->c;
     if (!c->g->far || !c->g->single) return MS_OK;
-    *yes = (reduces(c->op) && c->g->n == 2) || c->op == OP_ALL_GATHER;
+    *yes = (is_shared(c->op) && c->g->n == 2) || c->op == MS_DIST_ALL_GATHER;
     for (int i = 0; i < c->n_pieces; i++) *yes = *yes && !c->pieces[i].line;
     return MS_OK;
 }
@@ -40,7 +40,7 @@ static ms_status reduce_two(ms_waiter *w)
     ms_coll *c = w->c;
     int me = c->g->me;
     size_t bytes[2], mine = half_at(c, me, &bytes[me]), theirs = half_at(c, 1 - me, &bytes[1 - me]);
-    bool all = c->op == OP_ALL_REDUCE;
+    bool all = c->op == MS_DIST_ALL_REDUCE;
     return ms__far_pair(w, half_of, bytes, all ? c->out.data + mine : c->out.data, all ? c->out.data + theirs : NULL);
 }
 
@@ -48,7 +48,7 @@ static ms_status nodes_move(ms_waiter *w)
 {
     ms_coll *c = w->c;
     size_t bytes[RANKS];
-    if (reduces(c->op)) return reduce_two(w);
+    if (is_shared(c->op)) return reduce_two(w);
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
         for (int k = 0; k < c->g->n; k++) bytes[k] = ms__piece_bytes(p, k);

@@ -3,7 +3,7 @@
 // nodes (comm/movers/far.c).
 #include "comm/memory/control.h"
 #include "comm/memory/window.h"
-#include "comm/movers/bytes.h"
+#include "comm/movers/blocks.h"
 #include "comm/movers/far.h"
 
 // The number of blocks that this rank sends: one, or one per member.
@@ -48,7 +48,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
     if (c->device) MS_TRY(c->device->sync(c));
     MS_TRY(ms__wait_round(w, ++*round));
 
-    if (reduces(c->op)) {
+    if (is_shared(c->op)) {
         size_t total = stride * (size_t)blocks, count = total / esize;
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_reduce(w, windows, result, count));
@@ -61,8 +61,8 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
             ms__reduce(&c->reducer, src, 1, &dst, m);
         }
         MS_TRY(ms__wait_round(w, ++*round));
-        if (c->op != OP_REDUCE || c->root == me) {
-            size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
+        if (c->op != MS_DIST_REDUCE || c->root == me) {
+            size_t skip = c->op == MS_DIST_REDUCE_SCATTER ? (size_t)me * stride : 0;
             if (g->far) put_out(c, c->out.data + at, result + skip, n);
             for (int k = 0; k < members && !g->far; k++) {  // the part of [skip, skip + n) that member k has reduced
                 size_t first, m = share_of(count, members, k, &first) * esize;
@@ -72,39 +72,20 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
         }
     } else {
         // A member on this node has its slice in its own window; members on other nodes, in the leader's result window.
-        size_t bytes = stride * (size_t)blocks, own = (size_t)(me - s->first) * stride;
-        bool moves_own = me >= s->first && me < s->first + blocks;  // whether this rank's block is moved in this round
+        size_t bytes = stride * (size_t)blocks;
+        const char *from[RANKS];
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
             MS_TRY(ms__wait_round(w, ++*round));
         }
         for (int k = 0; k < members; k++) {
-            if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
-            const char *from = windows[k] ? windows[k] : result + (size_t)k * bytes;
-            switch (c->op) {
-            case OP_ALL_GATHER: {
-                const ms_block_part s = { k, at, bytes_left(ms__piece_bytes(piece, k), at, n), true };
-                ms__put_piece(c, piece, &s, from);
-                break;
-            }
-            case OP_BROADCAST:
-                if (k != me) put_out(c, c->out.data + at, from, n);
-                break;
-            case OP_GATHER:
-                if (c->root == me) put_out(c, c->out.data + (size_t)k * block + at, from, n);
-                break;
-            case OP_SCATTER:
-                if (moves_own) put_out(c, c->out.data + at, from + own, n);
-                break;
-            case OP_ALL_TO_ALL:
-                if (moves_own) put_out(c, c->out.data + (size_t)k * block + at, from + own, n);
-                break;
-            case OP_SEND_RECV:
-                if (me == 1) put_out(c, c->out.data + at, from, n);
-                break;
-            default: break;
-            }
+            from[k] = windows[k] ? windows[k] : result + (size_t)k * bytes;
+            if (!piece) continue;
+            const ms_block_part part = { k, at, bytes_left(ms__piece_bytes(piece, k), at, n), true };
+            ms__put_piece(c, piece, &part, from[k]);
         }
+        const ms_blocks all = { from, block, at, n, stride, s->first, blocks, true };
+        if (!piece) ms__move_blocks(c, &all);
     }
     if (c->device) MS_TRY(c->device->sync(c));
     // Windows may be filled again only after all members have read them.
@@ -130,9 +111,9 @@ static ms_status staged_move(ms_waiter *w)
     MS_TRY(ms__wait_round(w, ++round));
     // A round of a reduction moves a slice of every block: a window has room for 64 bytes of each of 1024 blocks, the
     // most that there can be. Otherwise, with members on other nodes, all members' slices share one result window.
-    ms_slice most = ms__slice(WINDOW, blocks, g->far && !reduces(c->op) ? g->n : 1);
-    for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
-        part_of_blocks s = { .piece = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL };
+    ms_slice most = ms__slice(WINDOW, blocks, g->far && !is_shared(c->op) ? g->n : 1);
+    for (int i = 0; i < (c->op == MS_DIST_ALL_GATHER ? c->n_pieces : 1); i++) {
+        part_of_blocks s = { .piece = c->op == MS_DIST_ALL_GATHER ? &c->pieces[i] : NULL };
         s.block = s.piece ? (size_t)s.piece->bytes : c->count * (size_t)ms__dtype_size(c->reducer.dtype);
         for (s.at = 0; s.at < s.block; s.at += most.bytes)
             for (s.first = 0; s.first < blocks; s.first += most.blocks) {

@@ -91,7 +91,7 @@ _Noreturn void ms__end_stay(int code)
 
 void ms__death_report(int rank)
 {
-    char text[300];
+    char text[CAUSE];
     if (atomic_exchange(&ms__world.board->reported, true)) {
         ms__nap(20 * MS);
         return;

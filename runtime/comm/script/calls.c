@@ -101,16 +101,17 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
 // Returns the rule that the sizes of out and in violate; NULL if they fit. out is NULL on a rank that receives nothing.
 static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, int64_t n)
 {
-    switch (op) {
-    case OP_ALL_GATHER:
-    case OP_GATHER:
+    switch (ROW(op)->sizes) {
+    case OUT_ALL:
         return !out || out->numel == in->numel * n ? NULL
                                                    : "out must have in's number of elements times the number of ranks";
-    case OP_REDUCE_SCATTER:
+    case IN_ALL:
         return in->numel == out->numel * n ? NULL : "in must have out's number of elements times the number of ranks";
-    case OP_ALL_TO_ALL:
-        if (in->numel == out->numel && in->numel % n == 0) return NULL;
-        return "in and out must have the same number of elements, a multiple of the number of ranks";
+    case EQUAL_SIZE:
+        if (in->numel == out->numel && (in->numel % n == 0 || !(ROW(op)->kind & CUT))) return NULL;
+        return ROW(op)->kind & CUT
+                   ? "in and out must have the same number of elements, a multiple of the number of ranks"
+                   : "in and out must have the same number of elements";
     default: return NULL;
     }
 }
@@ -120,7 +121,7 @@ static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, 
 static ms_status check_overlap(int op, const char *name, const ms_tensor *out, const ms_tensor *in, int me)
 {
     bool block = ROW(op)->kind & IN_BLOCK;
-    const ms_tensor *small = op == OP_ALL_GATHER ? in : out, *large = op == OP_ALL_GATHER ? out : in;
+    const ms_tensor *small = op == MS_DIST_ALL_GATHER ? in : out, *large = op == MS_DIST_ALL_GATHER ? out : in;
     if (!tensors_overlap(in, out)) return MS_OK;
     if (block && (const char *)ms__data(large) + (size_t)me * ms__nbytes(small) == ms__data(small)) return MS_OK;
     return ms__fail(MS_EINVAL, "%s: out and in overlap%s", name,
@@ -139,7 +140,7 @@ static ms_status prepare_call(const ms_dist_call *d, const char *name, operands 
         if (!(out = ms__tensor(d->out))) return ms__failure();
         MS_TRY(check_tensor(name, "the output", out));
     }
-    if (sends && !(row->kind & IN_PLACE) && r->op != OP_SCATTER) {
+    if (sends && !(row->kind & IN_PLACE) && r->op != MS_DIST_SCATTER) {
         if (!(in = ms__tensor(d->in))) return ms__failure();
         MS_TRY(check_tensor(name, "the input", in));
         if (out && in->dtype != out->dtype)
@@ -153,7 +154,7 @@ static ms_status prepare_call(const ms_dist_call *d, const char *name, operands 
                         ms__tensor_text(in), g->n, g->n == 1 ? "" : "s");
     if (in) MS_TRY(ms__contiguous(&o->in, in));
     if (out) MS_TRY(prepare_output(o, name, out, d->async, row->kind & IN_PLACE));
-    if (r->op == OP_SCATTER && sends) MS_TRY(pack_list(&o->in, d, g, o->out));
+    if (r->op == MS_DIST_SCATTER && sends) MS_TRY(pack_list(&o->in, d, g, o->out));
     if (o->in && o->out) MS_TRY(check_overlap(r->op, name, o->out, o->in, g->me));
     r->in = o->in;
     r->out = o->out;
@@ -191,10 +192,10 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .by_script = true,
                      .label = { .site = d->site, .alias = alias } };
     // Sends have their own stream: a receive does not wait until the peer has received this rank's earlier send.
-    if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
+    if (d->async && r.op != MS_DIST_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
-    ms_status status = r.op == OP_BARRIER ? MS_OK : prepare_call(d, name, &o, &r);
+    ms_status status = r.op == MS_DIST_BARRIER ? MS_OK : prepare_call(d, name, &o, &r);
     if (status == MS_OK && MS_UNLIKELY(ms__capturing != NULL)) {
         if (o.out) o.out->version->count++;
         status = ms__capture_collective(&r, d->async ? work : NULL);
@@ -230,13 +231,13 @@ static ms_label label_of(const ms_bytes_call *c)
 
 static ms_status gather_plain(ms_group *g, ms_tensor *out, ms_tensor *in, ms_label label)
 {
-    ms_request r = { .group = g, .op = OP_ALL_GATHER, .in = in, .out = out, .label = label };
+    ms_request r = { .group = g, .op = MS_DIST_ALL_GATHER, .in = in, .out = out, .label = label };
     return ms__collective(&r, NULL);
 }
 
 static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, ms_label label)
 {
-    ms_request r = { .group = g, .op = OP_BROADCAST, .out = t, .root = root, .label = label };
+    ms_request r = { .group = g, .op = MS_DIST_BROADCAST, .out = t, .root = root, .label = label };
     return ms__collective(&r, NULL);
 }
 

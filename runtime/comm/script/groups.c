@@ -9,7 +9,7 @@
 static ms_status agree_on_group(uint64_t group, const char *site, const char *text)
 {
     return ms__collective(&(ms_request) { .group = ms__group_world(),
-                                          .op = OP_BARRIER,
+                                          .op = MS_DIST_BARRIER,
                                           .agreed = group,
                                           .label = { .unit = text, .site = site } },
                           NULL);

@@ -121,7 +121,7 @@ static ms_status meet_ranks(const char *site, bool *failed, bool *backward)
     flags[0] = ms__errors.failed;
     flags[1] = ms__errors.backward;
     ms_request r = { .group = ms__meeting,
-                     .op = OP_ALL_REDUCE,
+                     .op = MS_DIST_ALL_REDUCE,
                      .reduction = MS_MAX,
                      .out = t,
                      .label = { .site = site, .alias = RECOVER } };

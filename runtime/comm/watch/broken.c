@@ -71,7 +71,7 @@ ms_status ms__group_whole(ms_group *g, const char *call)
 {
     uint64_t epoch = ms__comm_epoch();
     if (MS_LIKELY(!ms__is_broken(g, epoch))) return MS_OK;
-    char text[TEXT], what[200];
+    char text[TEXT], what[MEMBERS];
     ms__broken_reason(g, epoch, text);
     bool again = g->told == epoch + 1;
     g->told = epoch + 1;

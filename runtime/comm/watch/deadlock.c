@@ -72,7 +72,7 @@ static int walk_waits(int node, int depth, visit *path, char *seen, int *begin)
 // group the text of the group with the lowest id.
 static void break_cycle(const visit *cycle, int n)
 {
-    char text[TEXT] = "deadlock: ", what[400], group[200];
+    char text[TEXT] = "deadlock: ", what[WHAT], group[MEMBERS];
     ms_group *first = NULL;
     uint64_t epoch = 0;
     for (int i = 0; i < n; i++) {

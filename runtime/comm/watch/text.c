@@ -14,7 +14,7 @@ static void describe_rank(int rank, char *out, size_t n)
         return;
     }
     ms_board_rank *r = &ms__world.board->rank[rank];
-    char what[400];
+    char what[WHAT];
     for (int k = 0; k < MS_STREAMS; k++) {
         if (!(atomic_load(&r->wait[k].version) & 1)) continue;
         ms_waiting b = r->wait[k];
@@ -56,7 +56,7 @@ void ms__group_text(const ms_group *g, char *out, size_t n)
 
 ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerprint *p, const char *what)
 {
-    char mine[400], group[200];
+    char mine[WHAT], group[MEMBERS];
     ms__fingerprint_text(p, mine, sizeof mine);
     ms__group_text(g, group, sizeof group);
     return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(p->op)->name, (unsigned)number, group, mine,

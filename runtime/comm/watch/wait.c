@@ -55,7 +55,7 @@ static bool is_missing(const ms_waiter *w, int member)
 
 typedef struct {
     int rank;
-    char where[600];
+    char where[WHERE];
 } asked_rank;
 
 // Asks the first missing members on other nodes what they wait for, and lists those that answer within 100 ms.
@@ -90,7 +90,7 @@ static int list_unreached(const ms_waiter *w, char *text, size_t n)
 static ms_status report_absence(ms_waiter *w)
 {
     enum { ASKED = 8 };
-    char text[TEXT], where[600];
+    char text[TEXT], where[WHERE];
     asked_rank others[ASKED];
     snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
     int named = w->committed && w->c->final ? list_unreached(w, text, sizeof text) : 0, list = !named;
@@ -121,7 +121,7 @@ static bool is_in_recover(int rank)
 static ms_status check_peers(ms_waiter *w)
 {
     ms_coll *c = w->c;
-    char text[300];
+    char text[CAUSE];
     if (ms__world.nodes > 1) ms__far_poll();
     for (int k = 0; k < c->g->n; k++) {
         int rank = c->g->ranks[k];

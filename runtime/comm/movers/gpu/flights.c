@@ -101,7 +101,7 @@ void ms__flights_land(void)
 static int list_missing(const ms_flight *f, bool begin, char *text, size_t n)
 {
     int found = 0;
-    char where[600];
+    char where[WHERE];
     for (int k = 0; k < f->g->n; k++) {
         int rank = f->g->ranks[k];
         if (ms__gpu_event_reached((int)(begin ? f->of[k].begin : f->of[k].end), rank)) continue;

@@ -33,7 +33,7 @@ static bool lies_on(const ms_storage *s, int device) { return !s || s->device ==
 static void place_operands(ms_coll *c)
 {
     ms_gpu_coll *t = c->prepared;
-    bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == c->g->me);
+    bool pushes = c->op == MS_DIST_ALL_REDUCE || (c->op == MS_DIST_REDUCE && c->root == c->g->me);
     t->shared = ms__world.mapped && c->g->n <= MS_CUDA_MEMBERS && ms__gpu_shares() && ms__gpu_has_events(t->index);
     if (c->in.bytes > 0 && c->in.storage) t->shared = t->shared && ms__gpu_place(c->in.storage, c->in.data, &t->in);
     if (pushes && c->out.storage) t->shared = t->shared && ms__gpu_place(c->out.storage, c->out.data, &t->out);
@@ -233,7 +233,6 @@ static void gpu_reduce(ms_coll *c, ms_cuda_reduction *r)
     ms_gpu_coll *t = c->prepared;
     r->dtype = c->reducer.dtype;
     r->reduction = (int)c->reducer.reduction;
-    r->n_ranks = c->reducer.n_ranks;
     r->scale = c->reducer.scale;
     keep_failure(t, ms__cuda()->ranks.reduce(t->index, t->stream, r));
 }
@@ -284,7 +283,7 @@ static ms_status reduce_parts_on_gpu(ms_coll *c)
         out += p->bytes;
     }
     ms_cuda_reduction all = {
-        .n_parts = c->n_parts, .numel = numel, .zeros = zeros, .src = src, .n_dst = 1, .dst = dst
+        .n_ranks = g->n, .n_parts = c->n_parts, .numel = numel, .zeros = zeros, .src = src, .n_dst = 1, .dst = dst
     };
     gpu_reduce(c, &all);
     return MS_OK;

@@ -141,7 +141,7 @@ static ms_status make_communicator(ms_group *world)
                           -1);
     if (st == MS_OK && !ms__cuda()->ranks.native_stream(ms__index(device), MS_STREAM_GATHER)) st = ms__failure();
     if (st == MS_OK) {
-        char text[1000] = "";
+        char text[WHY] = "";
         ms_gpu_result r =
             nccl_library()->join(&world->communicator, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
         st = complete_call(world, world->communicator, r, "dist.init", text, sizeof text);
@@ -158,7 +158,7 @@ static ms_status split_communicator(ms_group *g)
         MS_TRY(ms__check_interrupt());
         ms__nap(20 * 1000);
     }
-    char text[1000] = "";
+    char text[WHY] = "";
     ms_gpu_result r = nccl_library()->split(&part, whole, g->me, text, sizeof text);
     MS_TRY(complete_call(ms__group_world(), part, r, "dist.new_group", text, sizeof text));
     if (g->me >= 0) g->communicator = part;
@@ -174,7 +174,7 @@ static ms_status nccl_join(ms_group *g)
 static ms_status nccl_part(ms_group *g)
 {
     ms_gpu_group *p = g->communicator;
-    char text[1000] = "";
+    char text[WHY] = "";
     if (!p) return MS_OK;
     g->communicator = NULL;
     MS_TRY(complete_call(g, p, nccl_library()->leave(p, text, sizeof text), "dist.free_group", text, sizeof text));
@@ -204,8 +204,8 @@ static bool is_for_library(const ms_coll *c)
 {
     // Not moved by NCCL: gathers and scatters, whose lists of tensors are packed in CPU memory; sends and receives,
     // which two ranks may issue in different orders; barriers; reduce-scatters of parts.
-    bool moved = c->op == OP_ALL_REDUCE || c->op == OP_ALL_GATHER || c->op == OP_REDUCE_SCATTER ||
-                 c->op == OP_BROADCAST || c->op == OP_REDUCE || c->op == OP_ALL_TO_ALL;
+    bool moved = c->op == MS_DIST_ALL_REDUCE || c->op == MS_DIST_ALL_GATHER || c->op == MS_DIST_REDUCE_SCATTER ||
+                 c->op == MS_DIST_BROADCAST || c->op == MS_DIST_REDUCE || c->op == MS_DIST_ALL_TO_ALL;
     if (!moved || !c->g->communicator || c->n_parts) return false;
     if (c->reducer.dtype == MS_I16) return false;  // a type that NCCL does not have
     const ms_storage *used[] = { c->in.storage, c->out.storage };
@@ -248,7 +248,7 @@ static ms_status gather_calls(ms_coll *c, nccl_coll *n)
         if (stride == p->bytes && p->total == p->bytes * (uint64_t)members) {
             if (p->bytes)
                 n->calls[n->n_calls++] = (ms_gpu_call) {
-                    .op = OP_ALL_GATHER, .dtype = MS_U8, .count = (size_t)p->bytes, .in = in, .out = out
+                    .op = MS_DIST_ALL_GATHER, .dtype = MS_U8, .count = (size_t)p->bytes, .in = in, .out = out
                 };
             continue;
         }
@@ -256,9 +256,12 @@ static ms_status gather_calls(ms_coll *c, nccl_coll *n)
             size_t bytes = ms__piece_bytes(p, k);
             char *at = out + (uint64_t)k * stride;
             if (bytes)
-                n->calls[n->n_calls++] = (ms_gpu_call) {
-                    .op = OP_BROADCAST, .dtype = MS_U8, .root = k, .count = bytes, .in = k == me ? in : at, .out = at
-                };
+                n->calls[n->n_calls++] = (ms_gpu_call) { .op = MS_DIST_BROADCAST,
+                                                         .dtype = MS_U8,
+                                                         .root = k,
+                                                         .count = bytes,
+                                                         .in = k == me ? in : at,
+                                                         .out = at };
         }
     }
     return MS_OK;
@@ -292,7 +295,7 @@ static ms_status other_calls(ms_coll *c, nccl_coll *n)
         after->divisor = members;
     }
     if (wide && !c->reducer.narrow) {
-        size_t blocks = c->op == OP_REDUCE_SCATTER ? (size_t)members : 1, all = blocks * c->count;
+        size_t blocks = c->op == MS_DIST_REDUCE_SCATTER ? (size_t)members : 1, all = blocks * c->count;
         MS_TRY(device_room(&n->wide, all * sizeof(float), c));
         char *to = n->wide->data;
         n->before = (ms_cuda_finish) { .dst = to,
@@ -309,7 +312,7 @@ static ms_status other_calls(ms_coll *c, nccl_coll *n)
     } else if (!ms__is_float(dtype) || (after->divisor == 1 && after->scale == 1)) {
         after->n = 0;
     }
-    if (c->op == OP_REDUCE && c->root != me) after->n = 0;
+    if (c->op == MS_DIST_REDUCE && c->root != me) after->n = 0;
     return MS_OK;
 }
 
@@ -325,7 +328,7 @@ static ms_status nccl_prepare(ms_coll *c)
     c->fingerprint.native = 1;
     c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, 1);  // the hash leaves out `native`
     if (c->inline_) ms__coll_not_inline(c);
-    return c->op == OP_ALL_GATHER ? gather_calls(c, n) : other_calls(c, n);
+    return c->op == MS_DIST_ALL_GATHER ? gather_calls(c, n) : other_calls(c, n);
 }
 
 static ms_status nccl_ready(ms_coll *c)
@@ -353,7 +356,7 @@ static void nccl_drop(ms_coll *c)
 static ms_status fail_collective(ms_waiter *w, const char *why)
 {
     ms_coll *c = w->c;
-    char text[1000];
+    char text[WHY];
     snprintf(text, sizeof text, "%s", why);
     ms__coll_fail(c, text);
     ms__coll_failed(c, MS_ECOMM);
@@ -415,7 +418,7 @@ static ms_status queue_calls(ms_waiter *w, void **end)
     nccl_coll *n = c->prepared;
     const ms_cuda_table *t = ms__cuda();
     int index = ms__index(device);
-    char text[1000] = "";
+    char text[WHY] = "";
     void *stream = t->ranks.native_stream(index, c->stream);
     ms_status st = stream ? t->stream_wait(index, c->stream, n->ready) : ms__failure();
     if (st == MS_OK && n->before.n) st = t->ranks.finish(index, c->stream, &n->before);
@@ -436,7 +439,7 @@ static ms_status queue_calls(ms_waiter *w, void **end)
 static ms_status nccl_move(ms_waiter *w)
 {
     ms_coll *c = w->c;
-    char text[1000] = "";
+    char text[WHY] = "";
     void *end = NULL;
     ms__wait_moved(w);
     while (!is_first(c)) MS_TRY(pause_in(w));
