@@ -41,8 +41,8 @@ struct ms_board {
     atomic_bool failing, reported;
     // The latest comparison of clocks, in ns: when, and by how much rank 0's clock was ahead of this node's
     int64_t clock_at, clock_ahead;
-    _Atomic int lost;      // 1 + the first rank of a node that has died or cannot be reached (comm/job/link.c); 0: none
-    char lost_text[LOST];  // what to say about it; written before `lost`
+    _Atomic int lost;  // 1 + the first rank of a node that has died or cannot be reached (comm/process/link.c); 0: none
+    char lost_text[LOST];                // what to say about it; written before `lost`
     _Alignas(128) ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // comm/transport/transport.h -- how ranks connect, and how bytes are sent between nodes: one table per transport.
 //
-// Ranks on one node share memory (comm/job/node.c). A transport connects the ranks at the start, sends messages between
-// nodes and disconnects at the end. To add one, add a folder here with its table, and a line in transport.c. A
+// Ranks on one node share memory (comm/memory/control.c). A transport connects the ranks at the start, sends messages
+// between nodes and disconnects at the end. To add one, add a folder here with its table, and a line in transport.c. A
 // transport that needs a library is a plugin, loaded when the transport is chosen; the engine never links MPI.
 #ifndef MS_TRANSPORT_H
 #define MS_TRANSPORT_H
