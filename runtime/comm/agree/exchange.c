@@ -17,9 +17,6 @@
 #include "comm/memory/arena.h"
 #include "comm/movers/bytes.h"
 #include "comm/movers/far.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/text.h"
 
 // ---- steps ----------------------------------------------------------------------------------------
 

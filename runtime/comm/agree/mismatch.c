@@ -4,9 +4,6 @@
 #include <stdio.h>
 #include "comm/agree/mismatch.h"
 #include "comm/movers/far.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/text.h"
 
 static bool equal_shapes(const ms_fingerprint *a, const ms_fingerprint *b)
 {

@@ -17,8 +17,6 @@
 #include "comm/memory/board.h"
 #include "comm/movers/alone.h"
 #include "comm/movers/mover.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
 
 struct ms_work {
     int refs;
@@ -212,8 +210,6 @@ drop:
     ms__coll_drop(c);
     return status;
 }
-
-// ---- members ----------------------------------------------------------------------------------------
 
 ms_status ms__coll_request(const ms_request *r, ms_work **work)
 {

@@ -5,8 +5,8 @@
 // several times, and keeps the answer with the shortest round trip: rank 0 sent it in the middle of that trip, to
 // within half of the trip. Two measurements give the drift as well (ms__job_time).
 #include <sched.h>
-#include "comm/job/clock.h"
 #include "base/trace.h"
+#include "comm/job/job.h"
 #include "comm/memory/board.h"
 #include "comm/world/message.h"
 

@@ -14,15 +14,10 @@
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <unistd.h>
-#include "comm/job/end.h"
 #include "base/activity.h"
 #include "base/trace.h"
-#include "comm/process/death.h"
-#include "comm/process/launcher.h"
-#include "comm/process/link.h"
-#include "comm/process/peer.h"
-#include "comm/process/report.h"
-#include "comm/process/thread.h"
+#include "comm/job/job.h"
+#include "comm/process/process.h"
 #include "comm/world/message.h"
 
 static struct {

@@ -2,12 +2,7 @@
 // comm/job/launch.c -- what a rank does as soon as its launcher has started it and this library is loaded.
 #include <unistd.h>
 #include "base/launcher.h"
-#include "comm/limits.h"
-#include "comm/process/join.h"
-#include "comm/process/launcher.h"
-#include "comm/process/peer.h"
-#include "comm/process/report.h"
-#include "comm/process/signals.h"
+#include "comm/process/process.h"
 
 __attribute__((constructor)) static void launched(void)
 {

@@ -13,20 +13,15 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
-#include "comm/job/start.h"
 #include "base/env.h"
 #include "base/launcher.h"
 #include "base/trace.h"
 #include "device/device.h"
-#include "comm/job/clock.h"
-#include "comm/job/end.h"
+#include "comm/job/job.h"
 #include "comm/memory/arena.h"
 #include "comm/memory/control.h"
 #include "comm/movers/mover.h"
-#include "comm/process/clean.h"
-#include "comm/process/death.h"
-#include "comm/process/join.h"
-#include "comm/process/link.h"
+#include "comm/process/process.h"
 
 // ---- nodes ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include "comm/movers/far.h"
 #include "comm/movers/bytes.h"
-#include "comm/watch/text.h"
 #include "comm/world/message.h"
 
 enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, MESSAGE = 4 << 20 };

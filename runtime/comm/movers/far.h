@@ -3,7 +3,7 @@
 #ifndef MS_COMM_MOVERS_FAR_H
 #define MS_COMM_MOVERS_FAR_H
 
-#include "comm/watch/wait.h"
+#include "comm/watch/watch.h"
 
 ms_status ms__far_ready(ms_coll *c);  // on the leader: sends and receives the ready slots that have become available
 ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n);

@@ -14,7 +14,7 @@
 #ifndef MS_COMM_MOVERS_MOVER_H
 #define MS_COMM_MOVERS_MOVER_H
 
-#include "comm/watch/wait.h"
+#include "comm/watch/watch.h"
 #include "device/device.h"
 
 // All functions but name may be NULL, except move and finish of a mover that serves, and drop of one that prepares.

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "comm/process/clean.h"
+#include "comm/process/process.h"
 
 enum { MAX_STALE = 256, NAME = 200 };
 

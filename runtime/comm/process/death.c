@@ -12,16 +12,13 @@
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "comm/process/death.h"
-#include "comm/process/launcher.h"
-#include "comm/process/link.h"
-#include "comm/process/thread.h"
+#include "comm/process/process.h"
 
 static struct {
     int *pidfd;           // indexed by world rank; -1: this rank, or on another node
     atomic_bool failing;  // this rank must report the failure
     atomic_bool leaving;  // this rank is exiting and has printed its error
-    char text[2 * TEXT];
+    char text[2 * TEXT];  // the error of the failure
     long oom_kills_before;
 } deaths;
 

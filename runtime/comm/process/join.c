@@ -12,13 +12,9 @@
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "comm/process/join.h"
 #include "base/activity.h"
 #include "base/launcher.h"
-#include "comm/process/death.h"
-#include "comm/process/launcher.h"
-#include "comm/process/peer.h"
-#include "comm/process/thread.h"
+#include "comm/process/process.h"
 
 typedef struct {
     int rank, pid, pidfd;     // pidfd -1: the process has ended

@@ -10,9 +10,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "comm/process/launcher.h"
-#include "comm/process/clean.h"
-#include "comm/process/peer.h"
+#include "comm/process/process.h"
 
 ms_launched ms__launched;
 

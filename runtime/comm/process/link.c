@@ -20,8 +20,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "comm/process/link.h"
-#include "comm/world/world.h"
+#include "comm/process/process.h"
 
 enum { ADDRESSES = 8, LEFT = 'L', ENDED = 'E' };
 

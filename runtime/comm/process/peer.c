@@ -9,9 +9,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "comm/process/peer.h"
 #include "base/activity.h"
 #include "base/launcher.h"
+#include "comm/process/process.h"
 
 static const char page_name[] = "moonshard-activity";
 

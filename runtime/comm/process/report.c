@@ -8,10 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
-#include "comm/process/report.h"
-#include "comm/process/death.h"
-#include "comm/process/join.h"
-#include "comm/process/launcher.h"
+#include "comm/process/process.h"
 
 typedef enum { OTHER, PROGRAM, COLON, BLANK, NEWLINE } piece;
 static struct {

@@ -8,9 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
-#include "comm/process/signals.h"
-#include "comm/memory/board.h"
-#include "comm/process/launcher.h"
+#include "comm/process/process.h"
 
 static const int signals[] = { SIGUSR1, SIGUSR2, SIGTERM };
 static const char *const names[] = { "SIGUSR1", "SIGUSR2", "SIGTERM" };

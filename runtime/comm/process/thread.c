@@ -2,7 +2,7 @@
 // comm/process/thread.c -- threads that watch the job.
 #include <pthread.h>
 #include <signal.h>
-#include "comm/process/thread.h"
+#include "comm/process/process.h"
 
 bool ms__comm_thread(void *(*fn)(void *))
 {

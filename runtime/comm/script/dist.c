@@ -2,9 +2,7 @@
 // comm/script/dist.c -- start and end of the job, and settings, as scripts ask for them.
 #include "base/trace.h"
 #include "comm/issue/issue.h"
-#include "comm/job/clock.h"
-#include "comm/job/end.h"
-#include "comm/job/start.h"
+#include "comm/job/job.h"
 #include "comm/movers/mover.h"
 #include "comm/world/message.h"
 

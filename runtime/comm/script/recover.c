@@ -15,16 +15,15 @@
 #include "comm/memory/board.h"
 #include "comm/memory/control.h"
 #include "comm/recover.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
+#include "comm/watch/watch.h"
 
-static struct {
-    ms_failures failures;  // engine thread only, as all variables here
-    const char *text;
-    int culprit;
+static struct {  // engine thread only
+    ms_failures failures;
+    const char *text;        // of failed work while it takes a number in each group
+    int culprit;             // the rank that failed; -1: `text` says which
     char latest[TEXT];       // the error of the latest failed work
     uint64_t latest_issued;  // ms__comm_issued after it
-    int in_flight;
+    int in_flight;           // collectives, as last counted
 } now;
 
 ms_failures ms__comm_failures(void) { return now.failures; }

@@ -3,11 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
-#include "comm/watch/break.h"
 #include "comm/memory/board.h"
 #include "comm/memory/control.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/text.h"
+#include "comm/watch/watch.h"
 #include "comm/world/message.h"
 
 // The tags of these messages are odd; those of collectives are even (movers/far.c). OUTBOX: number of messages in

@@ -6,9 +6,8 @@
 // in one epoch, the number of recoveries so far (ms_dist_recover). comm/watch/break.c tells the other nodes.
 #include <sched.h>
 #include <stdio.h>
-#include "comm/watch/broken.h"
 #include "comm/memory/board.h"
-#include "comm/watch/text.h"
+#include "comm/watch/watch.h"
 
 ms_errors ms__errors;
 

@@ -6,12 +6,9 @@
 // same instant: the cycle is walked twice, and each node's entry on the board must have the same version both times.
 #include <pthread.h>
 #include <stdio.h>
-#include "comm/watch/deadlock.h"
 #include "comm/memory/board.h"
 #include "comm/memory/control.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/text.h"
+#include "comm/watch/watch.h"
 
 typedef struct {
     int node;

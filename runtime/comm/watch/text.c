@@ -2,9 +2,9 @@
 // comm/watch/text.c -- what messages say about groups, ranks and collectives.
 #include <pthread.h>
 #include <stdio.h>
-#include "comm/watch/text.h"
 #include "comm/memory/board.h"
 #include "comm/memory/control.h"
+#include "comm/watch/watch.h"
 
 // Describes what a rank is doing; for reports.
 static void describe_rank(int rank, char *out, size_t n)

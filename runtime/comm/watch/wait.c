@@ -8,12 +8,8 @@
 // tensors.
 #include <sched.h>
 #include <stdio.h>
-#include "comm/watch/wait.h"
-#include "comm/process/death.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/deadlock.h"
-#include "comm/watch/text.h"
+#include "comm/process/process.h"
+#include "comm/watch/watch.h"
 
 // ---- waiting --------------------------------------------------------------------------------------
 

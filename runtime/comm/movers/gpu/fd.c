@@ -14,8 +14,7 @@
 #include <unistd.h>
 #include "comm/movers/gpu/fd.h"
 #include "device/device.h"
-#include "comm/memory/board.h"
-#include "comm/process/thread.h"
+#include "comm/process/process.h"
 
 static int listener = -1;
 static char *(*base_of)(uint32_t arena);

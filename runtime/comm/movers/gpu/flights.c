@@ -14,10 +14,8 @@
 #include "device/device.h"
 #include "device/move.h"
 #include "comm/movers/gpu/memory.h"
-#include "comm/process/death.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/text.h"
+#include "comm/process/process.h"
+#include "comm/watch/watch.h"
 
 struct ms_flight {
     ms_group *g;  // held (ms__group_hold)

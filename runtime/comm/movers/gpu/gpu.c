@@ -17,7 +17,6 @@
 #include "ops/queued.h"
 #include "comm/movers/bytes.h"
 #include "comm/movers/direct.h"
-#include "comm/watch/text.h"
 
 static const ms_bytes gpu_bytes;
 extern const ms_mover ms__mover_gpu;

@@ -16,10 +16,7 @@
 #include "device/device.h"
 #include "ops/queued.h"
 #include "comm/movers/mover.h"
-#include "comm/process/death.h"
-#include "comm/watch/break.h"
-#include "comm/watch/broken.h"
-#include "comm/watch/text.h"
+#include "comm/process/process.h"
 #include "comm/world/message.h"
 
 typedef struct {
