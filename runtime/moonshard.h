@@ -443,8 +443,8 @@ MS_API ms_status ms_set_grad(ms_id t, ms_id grad);  // grad 0 clears it
 MS_API ms_status ms_grad_set_local(ms_id t, int on);
 // Hooks: key is a number chosen by the caller, which the events contain. Returns a handle for ms_hook_remove; 0 on
 // failure.
-MS_API double ms_register_hook(ms_id t, double key);       // called before t's gradient is used
-MS_API double ms_register_leaf_hook(ms_id t, double key);  // called after t's gradient has been added to its grad
+// Calls the hook before t's gradient is used (after 0), or, of a leaf, after it has been added to its grad (after 1).
+MS_API double ms_register_hook(ms_id t, double key, int after);
 MS_API void ms_hook_remove(double handle);
 // Records a custom function: makes out, which was computed without grad, the outputs of a node over in. Its backward
 // raises MS_EV_FUNCTION.
@@ -510,11 +510,16 @@ MS_API ms_status ms_unit_set_name(double unit, const char *name);  // name: the 
 MS_API void ms_unit_free(double unit);
 // To be called once, at the first forward. units: all units of the root, including the root's own, in module order.
 MS_API ms_status ms_unit_lazy_init(double root, int n, const double *units);
-MS_API int ms_unit_is_lazy(double unit);       // 1 once ms_unit_lazy_init was called
-MS_API double ms_unit_backwards(double unit);  // number of backwards completed through the units of its root
-MS_API double ms_unit_root(double unit);       // 0 before ms_unit_lazy_init
-MS_API int ms_unit_is_gathered(double unit);   // 1 if its parameters are whole on this rank
-MS_API int ms_unit_device(double unit);        // the device on which it computes
+typedef struct {
+    double root;          // the handle of its root; 0 before ms_unit_lazy_init
+    double backwards;     // number of backwards completed through the units of its root
+    int32_t started;      // 1 once ms_unit_lazy_init was called
+    int32_t is_gathered;  // 1 if its parameters are whole on this rank
+    int32_t is_idle;      // 0 in its forward, between ms_unit_summon and ms_unit_unsummon, and in its root's backward
+    int32_t device;       // the device on which it computes
+} ms_unit_state;
+// Valid until the next call; all 0 if there is no such unit.
+MS_API const ms_unit_state *ms_unit_get_state(double unit);
 // To be called before and after the module's forward; after an error, call ms_unit_forward_failed instead of
 // ms_unit_post_forward. io: the tensors among the inputs or outputs; each entry is replaced by the tensor to use from
 // then on. Collective.
@@ -570,8 +575,6 @@ MS_API void ms_comm_division(int n, double *before, double *after);  // computes
 // writeback keeps the script's changes. Collective; not allowed inside a forward or backward.
 MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
-// 0 in the unit's forward, between ms_unit_summon and ms_unit_unsummon, and in its root's backward.
-MS_API int ms_unit_is_idle(double unit);
 // Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins. n 0: the
 // next units: in a forward, in the order of the latest complete forward; in a backward, in the reverse of its forward.
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
@@ -584,8 +587,9 @@ MS_API double ms_unit_flat_offset(ms_id p);
 // MS_VIEWS_FLAT: the flat parameter, 1-d, padded; every call returns the same id
 MS_API ms_id ms_unit_flat(double unit);
 MS_API ms_id ms_unit_local(ms_id p);  // this rank's part of p; every call returns the same id
-// The whole parameter as a new detached tensor in the stored dtype; collective.
-MS_API ms_id ms_unit_full_tensor(ms_id p);
+// The whole parameter (gradient 0) as a new detached tensor in the stored dtype, or its whole gradient (gradient 1; 0
+// without an error if there is none); collective.
+MS_API ms_id ms_unit_full(ms_id p, int gradient);
 // Fails if a gradient of p has not been reduced yet.
 MS_API ms_status ms_unit_check_reduced(ms_id p);
 // To be called when a script clears p's grad. Drops the reduced gradient that the engine keeps aside while grad holds
@@ -593,7 +597,6 @@ MS_API ms_status ms_unit_check_reduced(ms_id p);
 // the first of them: they belong to work that failed. No-op in a backward. If p belongs to no unit, its grad is no
 // longer marked as this rank's own.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
-MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
 // A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded
 // gradient or copy of p in scripts. ms_unit_gather_like gathers the whole of such a tensor, given this rank's part
 // (collective).
@@ -689,14 +692,16 @@ typedef struct {
     ms_id *state;   // MS_OPTIM_STATES x n ids
     double *steps;  // n numbers
 } ms_optim_group;
-MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups);
-// As ms_clip_grad_norm of all leaves, then ms_optim_step_groups, but in one pass: gradients are scaled where the step
-// reads them, and keep their values. Returns the norm as ms_clip_grad_norm does; 0 on failure.
-MS_API ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p);
-// As ms_optim_step_groups, but if *skip, a float32 element, is not 0, nothing changes except `steps`, which counts the
-// step in any case. If all gradients are on the GPU of `skip` and no leaf needs new state, the GPU decides, and the
-// host waits for nothing.
-MS_API ms_status ms_optim_step_unless(int n_groups, const ms_optim_group *groups, ms_id skip);
+// terms: NULL, or one of two. With `clips`: as ms_clip_grad_norm of all leaves, then the step, but in one pass:
+// gradients are scaled where the step reads them, and keep their values; `norm` is set to what ms_clip_grad_norm
+// returns. With `skip`: if that float32 element is not 0, nothing changes except `steps`, which counts the step in any
+// case; if all gradients are on its GPU and no leaf needs new state, the GPU decides, and the host waits for nothing.
+typedef struct {
+    int32_t clips, reserved;
+    double max_norm, p;
+    ms_id norm, skip;
+} ms_step_terms;
+MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups, ms_step_terms *terms);
 // The value that a float32 element has now, to be read later: ms_flag_new queues a copy and does not wait for a GPU.
 // ms_flag_read waits for it.
 typedef struct ms_flag ms_flag;
@@ -850,17 +855,15 @@ MS_API ms_loader *ms_loader_open(const char *path, int verify);
 // none.
 MS_API const char *ms_loader_sum(const ms_loader *l);
 MS_API void ms_loader_close(ms_loader *l);
-MS_API int ms_loader_count(const ms_loader *l);
-MS_API const char *ms_loader_name(const ms_loader *l, int k);
-MS_API int ms_loader_find(const ms_loader *l, const char *name);  // -1 if there is none
-// The dtype of tensor k in the file, such as "F8_E4M3", if tensors here lack it: then it cannot be read. Else NULL.
-MS_API const char *ms_loader_other_dtype(const ms_loader *l, int k);
+// The name of tensor k, from 0; NULL past the last one. *other: its dtype in the file, such as "F8_E4M3", if tensors
+// here lack it: then it cannot be read. Else NULL.
+MS_API const char *ms_loader_name(const ms_loader *l, int k, const char **other);
+MS_API int ms_loader_find(const ms_loader *l, const char *name);           // -1 if there is none
 MS_API ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out);  // sets dtype and shape
 // Reads rows [first, first + count) of dimension 0 of tensor k; count -1: all rows from first on.
 MS_API ms_id ms_loader_read(ms_loader *l, int k, double first, double count);
-MS_API int ms_loader_metadata_count(const ms_loader *l);
-MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
-MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
+// The key of entry k of the metadata, from 0, and its value; NULL past the last one.
+MS_API const char *ms_loader_metadata(const ms_loader *l, int k, const char **value);
 
 // Reads ranges of elements of many tensors at once: call ms_loader_want for each, then ms_loader_fetch. A range is
 // stored in dst, a contiguous CPU tensor of the same dtype, from element `at` on. If whole (17 bytes) is not NULL,
@@ -878,7 +881,7 @@ MS_API void ms_file_sum(const char *data, double n, char *out);  // writes the X
 
 typedef enum {
     MS_COMMIT_NEW,        // no folder, or an empty one, had the name
-    MS_COMMIT_EXCHANGED,  // the folder that had the name is now at ms_folder_made: call ms_folder_settle
+    MS_COMMIT_EXCHANGED,  // the folder that had the name is now at the temporary path: call ms_folder_settle
     MS_COMMIT_INSIDE      // the file system cannot exchange two folders: replace the files inside the existing one
 } ms_commit_how;
 typedef enum {
@@ -891,21 +894,20 @@ typedef enum {
 // A folder that is replaced as a whole, also by several processes at once.
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
 //  look     opens the folder that has the name, if any; *same (if not NULL): whether the look before found the same one
-//  make     creates a temporary folder beside the target; the caller fills it (its path is ms_folder_made)
+//  make     creates a temporary folder beside the target; the caller fills it (see ms_folder_path)
 //  commit   gives the temporary folder the name and syncs it to disk; *how is an ms_commit_how (MS_COMMIT_INSIDE:
 //           nothing has been renamed)
-//  settle   after MS_COMMIT_EXCHANGED, when the folder at ms_folder_made, which had the name, has been checked: with
+//  settle   after MS_COMMIT_EXCHANGED, when the folder that had the name has been checked: with
 //           ok, free removes it (with `later`, in a thread that ends before the next free or the end of the process);
 //           otherwise it gets its name back
 //  move_in  after MS_COMMIT_INSIDE: gives a finished file the name `to` in the folder of the last look, replacing a
 //           file of that name; remove removes a file there
 //  discard  removes a temporary folder that an ended process left beside the target, and the files of a save in it
-//  free     frees the handle, and removes the folder at ms_folder_made and the files of a save in it, unless commit has
+//  free     frees the handle, and removes the temporary folder and the files of a save in it, unless commit has
 //           given it the name, or settle has not been called
 typedef struct ms_folder ms_folder;
 MS_API ms_folder *ms_folder_new(const char *path);
-MS_API const char *ms_folder_path(const ms_folder *f);
-MS_API const char *ms_folder_made(const ms_folder *f);
+MS_API const char *ms_folder_path(const ms_folder *f, int temporary);  // of the target, or of the temporary folder
 MS_API ms_status ms_folder_look(ms_folder *f, int *same);
 MS_API ms_status ms_folder_make(ms_folder *f);
 MS_API ms_status ms_folder_commit(ms_folder *f, int *how);
@@ -960,10 +962,13 @@ MS_API ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id
 MS_API void ms_capture_free(ms_captured *c);
 // bytes: the memory that only the step uses; work: the number of pieces of work that it repeats. After the first
 // repetition: graphs, the number of its CUDA graphs; graphed, the number of pieces of work that these contain.
-MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work, double *graphs, double *graphed);
-// Whether the step has collectives of several ranks: peers then wait for a rank that cannot repeat it, so its error
-// must be told to them (ms_dist_failed). ms_capture_repeat does so for its own.
-MS_API int ms_capture_sends(const ms_captured *c);
+// sends: whether the step has collectives of several ranks; peers then wait for a rank that cannot repeat it, so its
+// error must be told to them (ms_dist_failed). ms_capture_repeat does so for its own.
+typedef struct {
+    double bytes, work, graphs, graphed;
+    int32_t sends, reserved;
+} ms_captured_info;
+MS_API void ms_capture_info(const ms_captured *c, ms_captured_info *out);
 MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that is being recorded: MS_ESTATE
 // Ends the recording, whose step is then not captured: only ms_capture_free may follow. For a step whose work differs
 // from that of other steps, such as one without the optimizer's step.

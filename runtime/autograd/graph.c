@@ -123,11 +123,10 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
     return h->handle;
 }
 
-double ms_register_hook(ms_id t, double key) { return register_hook(t, key, MS_HOOK_TENSOR, "register_hook"); }
-
-double ms_register_leaf_hook(ms_id t, double key)
+double ms_register_hook(ms_id t, double key, int after)
 {
-    return register_hook(t, key, MS_HOOK_LEAF, "register_post_accumulate_grad_hook");
+    return after ? register_hook(t, key, MS_HOOK_LEAF, "register_post_accumulate_grad_hook")
+                 : register_hook(t, key, MS_HOOK_TENSOR, "register_hook");
 }
 
 void ms_hook_remove(double handle)

@@ -201,8 +201,7 @@ ms_folder *ms_folder_new(const char *path)
     return f;
 }
 
-const char *ms_folder_path(const ms_folder *f) { return f->place.path; }
-const char *ms_folder_made(const ms_folder *f) { return f->made; }
+const char *ms_folder_path(const ms_folder *f, int temporary) { return temporary ? f->made : f->place.path; }
 
 void ms_folder_discard(const ms_folder *f, const char *name)
 {

@@ -307,20 +307,20 @@ ms_status ms_loader_fetch(ms_loader *l, char *whole)
 }
 
 const char *ms_loader_sum(const ms_loader *l) { return l->checksum; }
-int ms_loader_count(const ms_loader *l) { return l->h.n; }
-const char *ms_loader_name(const ms_loader *l, int k) { return k >= 0 && k < l->h.n ? l->h.entries[k].name : NULL; }
-const char *ms_loader_other_dtype(const ms_loader *l, int k)
+
+const char *ms_loader_name(const ms_loader *l, int k, const char **other)
 {
-    return k >= 0 && k < l->h.n && l->h.entries[k].dtype < 0 ? l->h.entries[k].type : NULL;
+    if (k < 0 || k >= l->h.n) return NULL;
+    const ms_st_entry *e = &l->h.entries[k];
+    *other = e->dtype < 0 ? e->type : NULL;
+    return e->name;
 }
-int ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
-const char *ms_loader_metadata_key(const ms_loader *l, int k)
+
+const char *ms_loader_metadata(const ms_loader *l, int k, const char **value)
 {
-    return k >= 0 && k < l->h.n_meta ? l->h.meta[k].key : NULL;
-}
-const char *ms_loader_metadata_value(const ms_loader *l, int k)
-{
-    return k >= 0 && k < l->h.n_meta ? l->h.meta[k].value : NULL;
+    if (k < 0 || k >= l->h.n_meta) return NULL;
+    *value = l->h.meta[k].value;
+    return l->h.meta[k].key;
 }
 
 int ms_loader_find(const ms_loader *l, const char *name)

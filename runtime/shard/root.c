@@ -111,24 +111,6 @@ void ms__context_leave(unit *u)
     }
 }
 
-int ms_unit_is_lazy(double handle)
-{
-    unit *u = ms__unit(handle);
-    return u && u->context;
-}
-
-double ms_unit_backwards(double handle)
-{
-    unit *u = ms__unit(handle);
-    return u && u->context ? (double)u->context->backwards : 0;
-}
-
-double ms_unit_root(double handle)
-{
-    unit *u = ms__unit(handle);
-    return u && u->context && u->context->root ? u->context->root->handle : 0;
-}
-
 // ---- errors ------------------------------------------------------------------------------------
 
 void ms__unit_drop_pending(context *c)

@@ -106,18 +106,8 @@ static ms_id gather_whole(unit_param *p, ms_tensor *part)
     return 0;
 }
 
-ms_id ms_unit_full_tensor(ms_id id)
+static ms_id full_gradient(unit_param *p)
 {
-    unit_param *p = managed(id);
-    if (p) ms__unit_keep(p->owner);
-    if (!p || ms__storage_sync(p->local->storage, false) != MS_OK) return 0;
-    return gather_whole(p, p->local);
-}
-
-ms_id ms_unit_full_grad(ms_id id)
-{
-    unit_param *p = managed(id);
-    if (!p) return 0;
     ms__clear_error();
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
     if (!g) return 0;
@@ -127,6 +117,15 @@ ms_id ms_unit_full_grad(ms_id id)
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
     ms__release(copy);
     return 0;
+}
+
+ms_id ms_unit_full(ms_id id, int gradient)
+{
+    unit_param *p = managed(id);
+    if (!p) return 0;
+    if (gradient) return full_gradient(p);
+    ms__unit_keep(p->owner);
+    return ms__storage_sync(p->local->storage, false) == MS_OK ? gather_whole(p, p->local) : 0;
 }
 
 bool ms__unit_unreduced(const ms_tensor *t)
@@ -205,16 +204,21 @@ void ms_unit_owner_release(ms_unit_owner *o)
 
 // ---- manual gathering ---------------------------------------------------------------------------
 
-int ms_unit_is_gathered(double handle)
+const ms_unit_state *ms_unit_get_state(double handle)
 {
-    unit *u = ms__unit(handle);
-    return u && u->state.gathered;
-}
-
-int ms_unit_device(double handle)
-{
-    unit *u = ms__unit(handle);
-    return u ? u->memory.device : MS_CPU;
+    static ms_unit_state state;
+    const unit *u = ms__unit(handle);
+    state = (ms_unit_state) { 0 };
+    if (!u) return &state;
+    const context *c = u->context;
+    state.is_gathered = u->state.gathered;
+    state.is_idle = ms__unit_idle(u) && !(c && c->in_backward);
+    state.device = u->memory.device;
+    if (!c) return &state;
+    state.started = 1;
+    state.root = c->root ? c->root->handle : 0;
+    state.backwards = (double)c->backwards;
+    return &state;
 }
 
 ms_status ms_unit_unshard(double handle, int async)

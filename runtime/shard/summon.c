@@ -8,12 +8,6 @@
 #include "shard/root.h"
 #include "ops/op.h"
 
-int ms_unit_is_idle(double handle)
-{
-    unit *u = ms__unit(handle);
-    return u && ms__unit_idle(u) && !(u->context && u->context->in_backward);
-}
-
 // ---- summon_full_params -----------------------------------------------------------------------
 
 // A view, in the stored dtype, of the whole parameter p from its element number `from` on.
@@ -56,7 +50,7 @@ ms_status ms_unit_summon(double handle, int show)
 {
     unit *u = ms__unit(handle);
     if (!u) return ms__failure();
-    if (!ms_unit_is_idle(handle))
+    if (!ms_unit_get_state(handle)->is_idle)
         return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
     if (ms__is_meta(u->memory.device))
         return ms__fail(MS_ESTATE,

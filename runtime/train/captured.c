@@ -183,15 +183,15 @@ ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     return st;
 }
 
-void ms_capture_info(const ms_captured *c, double *bytes, double *work, double *graphs, double *graphed)
+void ms_capture_info(const ms_captured *c, ms_captured_info *out)
 {
-    *bytes = (double)ms__pins_bytes(c->pins);
-    *work = c->n_work;
-    *graphs = c->n_graphs;
-    *graphed = c->n_graphed;
+    *out = (ms_captured_info) { .bytes = (double)ms__pins_bytes(c->pins),
+                                .work = c->n_work,
+                                .graphs = c->n_graphs,
+                                .graphed = c->n_graphed,
+                                .sends = c->sends };
 }
 
-int ms_capture_sends(const ms_captured *c) { return c->sends; }
 ms_status ms_capture_refuse(const char *text) { return ms__capture_refuse("%s", text); }
 
 void ms_capture_free(ms_captured *c)

@@ -261,26 +261,21 @@ static ms_status step_all(int n_groups, const ms_optim_group *groups, terms *of)
     return status;
 }
 
-ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups)
+ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups, ms_step_terms *given)
 {
-    return step_all(n_groups, groups, &(terms) { 0 });
-}
-
-ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p)
-{
-    terms of = { .max_norm = &max_norm, .p = p };
-    return step_all(n_groups, groups, &of) == MS_OK ? of.norm : 0;
-}
-
-ms_status ms_optim_step_unless(int n_groups, const ms_optim_group *groups, ms_id skip)
-{
-    ms_tensor *t = ms__tensor(skip);
-    if (!t) return ms__failure();
-    MS_TRY(ms__flag_check("step_unless: the flag", t));
-    return step_all(n_groups, groups, &(terms) { .skip = t });
+    terms of = { 0 };
+    if (!given) return step_all(n_groups, groups, &of);
+    if (given->clips) of = (terms) { .max_norm = &given->max_norm, .p = given->p };
+    if (given->skip) {
+        if (!(of.skip = ms__tensor(given->skip))) return ms__failure();
+        MS_TRY(ms__flag_check("step_unless: the flag", of.skip));
+    }
+    MS_TRY(step_all(n_groups, groups, &of));
+    given->norm = of.norm;
+    return MS_OK;
 }
 
 ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)
 {
-    return ms_optim_step_groups(1, &(ms_optim_group) { o, n, leaves, state, steps });
+    return ms_optim_step_groups(1, &(ms_optim_group) { o, n, leaves, state, steps }, NULL);
 }

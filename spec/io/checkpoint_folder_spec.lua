@@ -85,7 +85,7 @@ describe("the folder of a sharded checkpoint", function()
       local lib, ffi = require("moonshard.core.ffi").lib, require "ffi"
       local folder = lib.ms_folder_new(arg[1])
       assert(lib.ms_folder_make(folder) == 0)
-      io.write(ffi.string(lib.ms_folder_made(folder)), "\n")
+      io.write(ffi.string(lib.ms_folder_path(folder, 1)), "\n")
       io.flush()
       io.open(arg[2]):read()                              -- reading from a pipe: waits
     ]])
@@ -142,7 +142,7 @@ describe("the folder of a sharded checkpoint", function()
     local lib = require("moonshard.core.ffi").lib
     local folder = lib.ms_folder_new(path .. "-other")
     assert.equal(0, lib.ms_folder_make(folder))
-    local host = require("ffi").string(lib.ms_folder_made(folder)):match "%-(%x+)%-%d+%-%d+$"
+    local host = require("ffi").string(lib.ms_folder_path(folder, 1)):match "%-(%x+)%-%d+%-%d+$"
     lib.ms_folder_free(folder)
     local moved = path .. "/rank-00001-0123456789abcdef.safetensors"
     process.write(moved, "x")

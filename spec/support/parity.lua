@@ -49,9 +49,9 @@ local function idle(model)
   local lib, unit_of = require("moonshard.core.ffi").lib, require("moonshard.parallel.fsdp.module").unit_of
   for _, m in ipairs(fsdp.fsdp_modules(model)) do
     local unit = unit_of(m)
-    expect(lib.ms_unit_is_idle(unit.handle) == 1, "%s is not idle", m:class_name())
+    expect(lib.ms_unit_get_state(unit.handle).is_idle == 1, "%s is not idle", m:class_name())
     local sharded = unit.placed.strategy ~= "no_shard" and ms.dist.world_size(unit.placed.group) > 1
-    expect(not sharded or #unit.originals == 0 or lib.ms_unit_is_gathered(unit.handle) == 0, "%s is gathered",
+    expect(not sharded or #unit.originals == 0 or lib.ms_unit_get_state(unit.handle).is_gathered == 0, "%s is gathered",
       m:class_name())
   end
 end

@@ -443,11 +443,12 @@ function Handle:remove()
 end
 M.Handle = Handle
 
-local function hook(register, who, t, fn)
+-- after: 0 before the gradient is used, 1 after it has been added to the leaf's grad.
+local function hook(after, who, t, fn)
   id_of(t, who)
   opts.expect(fn, opts.fn, "%s: hook", who)
   local key = M.new_key { fn = fn, tensor = setmetatable({ t }, { __mode = "v" }) }
-  local handle_number = register(t.id, key)
+  local handle_number = lib.ms_register_hook(t.id, key, after)
   if handle_number == 0 then
     by_key[key] = nil
     errors.fail(t)
@@ -458,7 +459,7 @@ end
 -- Registers the hook of retain_grad, after all others of t.
 local function retain(t)
   local here = setmetatable({ t }, { __mode = "v" })        -- the hook must not keep t alive
-  rawset(t, "_retains", hook(lib.ms_register_hook, "retain_grad", t, function(grad)
+  rawset(t, "_retains", hook(0, "retain_grad", t, function(grad)
     if not here[1] then return end
     local before = rawget(here[1], "_retained")
     rawset(here[1], "_retained", (before and before + grad or methods.clone(methods.detach(grad))):keep())
@@ -470,7 +471,7 @@ end
 ---@param fn fun(grad: Tensor): Tensor?  grad is of t's shape
 ---@return Handle  its remove() removes the hook
 function methods.register_hook(t, fn)
-  local added = hook(lib.ms_register_hook, "register_hook", t, fn)
+  local added = hook(0, "register_hook", t, fn)
   local kept = rawget(t, "_retains")
   if kept then
     kept:remove()
@@ -501,7 +502,7 @@ end
 ---@param fn fun(p: Tensor)  p is the leaf
 ---@return Handle  its remove() removes the hook
 function methods.register_post_accumulate_grad_hook(t, fn)
-  return hook(lib.ms_register_leaf_hook, "register_post_accumulate_grad_hook", t, fn)
+  return hook(1, "register_post_accumulate_grad_hook", t, fn)
 end
 
 handlers[ffi.C.MS_EV_TENSOR_HOOK] = function(entry, event)

@@ -162,7 +162,7 @@ local function check(status) if status ~= 0 then errors.fail() end end
 -- Calls checkpoint_index.replaceable for the folder at the target's path. If another save replaces that folder during
 -- the check, the check may have read parts of two folders, so a refusal is checked again.
 local function examine(folder)
-  local path, same = ffi.string(lib.ms_folder_path(folder)), ffi.new "int[1]"
+  local path, same = ffi.string(lib.ms_folder_path(folder, 0)), ffi.new "int[1]"
   repeat
     check(lib.ms_folder_look(folder, nil))
     local names, why, unused = checkpoint_index.replaceable(path)
@@ -175,7 +175,7 @@ end
 -- Removes temporary folders beside the target whose processes have ended. A save also gives the folder that it replaces
 -- a temporary name; that folder may be the user's, so it is removed only if it is a checkpoint.
 local function sweep(folder)
-  local path = ffi.string(lib.ms_folder_path(folder))
+  local path = ffi.string(lib.ms_folder_path(folder, 0))
   local parent, name = path:match "^(.*/)([^/]*)$"
   for _, entry in ipairs(checkpoint_index.entries_in(parent) or {}) do
     local left = lib.ms_folder_left(entry, name)
@@ -251,12 +251,12 @@ end
 local how = ffi.new "int[1]"
 
 local function finish(folder, index)
-  local path, made = ffi.string(lib.ms_folder_path(folder)), ffi.string(lib.ms_folder_made(folder))
+  local path, made = ffi.string(lib.ms_folder_path(folder, 0)), ffi.string(lib.ms_folder_path(folder, 1))
   local text = checkpoint_index.text(index)
   check(lib.ms_file_put(made .. "/" .. checkpoint_index.NAME, text, #text))
   check(lib.ms_folder_sync(made))
   check(lib.ms_folder_commit(folder, how))
-  if how[0] == C.MS_COMMIT_EXCHANGED then settle(folder, ffi.string(lib.ms_folder_made(folder)), path) end
+  if how[0] == C.MS_COMMIT_EXCHANGED then settle(folder, ffi.string(lib.ms_folder_path(folder, 1)), path) end
   if how[0] == C.MS_COMMIT_INSIDE then replace_inside(folder, made, path, index) end
 end
 
@@ -329,7 +329,7 @@ function M.save(dir, m, optim, given)
           return begin(dir)
         end)
       end
-      local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
+      local mine = ok and folder and ffi.string(lib.ms_folder_path(folder, 1)) or folder or ""
       local all, written
       ok, all = pcall(agree, dist, "save", dir, ok, mine)
       local agreed_to_begin = ok

@@ -168,17 +168,18 @@ function M.reader(path, given)
   end
   local self = setmetatable({ path = path, _loader = ffi.gc(loader, lib.ms_loader_close), metadata = {}, names = {},
     others = {} }, Reader)
-  for k = 0, lib.ms_loader_metadata_count(loader) - 1 do
-    self.metadata[ffi.string(lib.ms_loader_metadata_key(loader, k))] = ffi.string(lib.ms_loader_metadata_value(loader,
-      k))
+  local k, more = 0, ffi.new "const char *[1]"
+  local key = lib.ms_loader_metadata(loader, k, more)
+  while key ~= nil do
+    self.metadata[ffi.string(key)], k = ffi.string(more[0]), k + 1
+    key = lib.ms_loader_metadata(loader, k, more)
   end
-  for k = 0, lib.ms_loader_count(loader) - 1 do
-    local name, other = ffi.string(lib.ms_loader_name(loader, k)), lib.ms_loader_other_dtype(loader, k)
-    if other ~= nil then
-      self.others[name] = ffi.string(other)
-    else
-      self.names[#self.names + 1] = name
-    end
+  k = 0
+  local name = lib.ms_loader_name(loader, k, more)
+  while name ~= nil do
+    name, k = ffi.string(name), k + 1
+    if more[0] ~= nil then self.others[name] = ffi.string(more[0]) else self.names[#self.names + 1] = name end
+    name = lib.ms_loader_name(loader, k, more)
   end
   return self
 end

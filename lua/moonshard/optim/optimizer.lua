@@ -157,20 +157,18 @@ local function is_young(c)
   return false
 end
 
+local asked = ffi.new "ms_step_terms"
+
 -- Steps groups 1 to n. terms: { max_norm, norm_type } limits the gradients and gets a field `norm`, the id of the norm;
 -- { unless = Tensor, flag = Flag } skips the step unless the tensor is 0; nil: neither.
 local function step_dense(self, n, terms)
-  local failed
-  if terms and terms.unless then
-    compiled.note_counts(self, n, terms.flag)
-    failed = lib.ms_optim_step_unless(n, engine_groups(self, n), terms.unless.id) ~= 0
-    if failed then self._undecided = nil end
-  elseif terms then
-    terms.norm = lib.ms_optim_step_clipped(n, engine_groups(self, n), terms[1], terms[2])
-    failed = terms.norm == 0
-  else
-    failed = lib.ms_optim_step_groups(n, engine_groups(self, n)) ~= 0
-  end
+  local unless, clips = terms and terms.unless, terms and not terms.unless
+  if unless then compiled.note_counts(self, n, terms.flag) end
+  asked.clips, asked.max_norm, asked.p = clips and 1 or 0, clips and terms[1] or 0, clips and terms[2] or 0
+  asked.norm, asked.skip = 0, unless and unless.id or 0
+  local failed = lib.ms_optim_step_groups(n, engine_groups(self, n), asked) ~= 0
+  if unless and failed then self._undecided = nil end
+  if clips then terms.norm = asked.norm end
   if failed then
     local params = {}
     for k = 1, n do

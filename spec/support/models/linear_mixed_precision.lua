@@ -28,7 +28,7 @@ local function check(self, x, given)
   local active = 0
   for _, m in ipairs(ms.fsdp.fsdp_modules(given.root)) do
     local unit = module.unit_of(m)
-    local whole = engine.lib.ms_unit_is_gathered(unit.handle) ~= 0
+    local whole = engine.lib.ms_unit_get_state(unit.handle).is_gathered ~= 0
     if whole then active = active + 1 end
     for _, p in ipairs(unit.originals) do assert.equal(whole and low or given.full, p.dtype) end
     -- The flat parameter, which the optimizer steps, keeps the stored dtype.

@@ -299,6 +299,12 @@ local function close_recording(self, noted)
   self._noted = checks_of(noted, self._step)
 end
 
+local info = ffi.new "ms_captured_info"
+local function read_info(self)
+  lib.ms_capture_info(self._step, info)
+  return info
+end
+
 local function end_recording(self, fixed, before, ok, ...)
   local noted, message = finish(), (...)
   if ok and not noted then                                -- the step has ended its own recording (M.leave)
@@ -310,7 +316,7 @@ local function end_recording(self, fixed, before, ok, ...)
     drop(self)
     error(message, 0)
   end
-  self._arguments, self._modes, self._sends = fixed, before, lib.ms_capture_sends(self._step) ~= 0
+  self._arguments, self._modes, self._sends = fixed, before, read_info(self).sends ~= 0
   return ...
 end
 
@@ -400,17 +406,12 @@ function CapturedStep:release()
   self._left, self._arguments, self._noted, self._results = false, nil, nil, nil
 end
 
--- What ms_capture_info writes: bytes, pieces of work, CUDA graphs and pieces of work in graphs.
-local out = ffi.new "double[4]"
-local function read_info(self) lib.ms_capture_info(self._step, out, out + 1, out + 2, out + 3) end
-
 --- The memory that only this step uses: its arguments, intermediate tensors, results and the grads that it leaves; 0
 --- until the step has been recorded. It is freed with the step, except for grads that are still in use.
 ---@return integer bytes
 function CapturedStep:memory()
   if not self._step then return 0 end
-  read_info(self)
-  return out[0]
+  return read_info(self).bytes
 end
 
 function CapturedStep:__tostring()
@@ -419,9 +420,9 @@ function CapturedStep:__tostring()
     return ("CapturedStep(not recorded; %d more call%s before the recording)"):format(self._left,
       self._left == 1 and "" or "s")
   end
-  read_info(self)
-  local graphs = out[2] == 0 and "" or (", %d in %d CUDA graph%s"):format(out[3], out[2], out[2] == 1 and "" or "s")
-  return ("CapturedStep(%s of work%s, %s)"):format(errors.count(out[1], "piece"), graphs, errors.count(out[0], "byte"))
+  local o = read_info(self)
+  local graphs = o.graphs == 0 and "" or (", %d in %d CUDA graph%s"):format(o.graphed, o.graphs, o.graphs == 1 and "" or "s")
+  return ("CapturedStep(%s of work%s, %s)"):format(errors.count(o.work, "piece"), graphs, errors.count(o.bytes, "byte"))
 end
 
 --- Captures a training step. The first `warmup` calls of the result run fn as it is; the next one runs it and records

@@ -100,7 +100,7 @@ end
 --- Reshards p's unit if it is gathered and idle: a change of this rank's part has made the gathered copy of p stale.
 function M.drop_gathered(p)
   local unit = lib.ms_unit_of(p.id)
-  if unit ~= 0 and lib.ms_unit_is_gathered(unit) ~= 0 and lib.ms_unit_is_idle(unit) ~= 0 then
+  if unit ~= 0 and lib.ms_unit_get_state(unit).is_gathered ~= 0 and lib.ms_unit_get_state(unit).is_idle ~= 0 then
     errors.check(lib.ms_unit_reshard(unit), p)
   end
 end

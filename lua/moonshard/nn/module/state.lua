@@ -348,7 +348,7 @@ local function refuse_whole(self, sd)
   for k, name in ipairs(names) do
     local t, unit = sd[name], rawget(values[k], "_unit") and lib.ms_unit_of(values[k].id) or 0
     local is_whole = is_tensor(t) and not rawget(t, "_unit") and not rawget(t, "_of")
-    if is_whole and unit ~= 0 and lib.ms_unit_is_gathered(unit) == 0 then
+    if is_whole and unit ~= 0 and lib.ms_unit_get_state(unit).is_gathered == 0 then
       raise("load_state_dict: parameter '%s' is sharded over ranks, but the state dict has a whole tensor; use fsdp.load_state_dict(model, state_dict), which every rank calls",
         name)
     end

@@ -181,7 +181,7 @@ end
 -- For the environment variable FSDP_USE_FULL_PREC_IN_EVAL: a root, and the instances below it, use full precision while
 -- they are in eval mode.
 local function set_precision(root)
-  if lib.ms_unit_root(root.handle) ~= root.handle then return end
+  if lib.ms_unit_get_state(root.handle).root ~= root.handle then return end
   for _, unit in ipairs(module.units_below(root.modules[1])) do
     local full = unit.classic and not unit.modules[1].training
     if unit.mixed_precision and (unit.full_precision or false) ~= full then
@@ -325,10 +325,10 @@ end
 
 rawset(FSDP, "__call", function(self, ...)
   local unit = module.unit_of(self)
-  if lib.ms_unit_is_lazy(unit.handle) == 0 then start(unit) end
+  if lib.ms_unit_get_state(unit.handle).started == 0 then start(unit) end
   if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
   local looks = unit.options.use_orig_params and not unit.switches.skip_writeback_check
-  local is_root = lib.ms_unit_root(unit.handle) == unit.handle
+  local is_root = lib.ms_unit_get_state(unit.handle).root == unit.handle
   if is_root then
     unit.below = unit.below or module.units_below(self)
     for _, below in ipairs(unit.below) do
@@ -354,7 +354,7 @@ rawset(FSDP, "__runs_forward", FSDP.__call)
 ---@return FSDP
 function FSDP:apply(fn)
   local unit = module.unit_of(self)
-  if lib.ms_unit_is_idle(unit.handle) == 0 then
+  if lib.ms_unit_get_state(unit.handle).is_idle == 0 then
     raise("expected to be in states ['idle'] but current state is '%s'", unit.summoned and "summon_full_params"
       or "forward_backward")
   end
@@ -373,8 +373,8 @@ end)
 ---@return boolean
 function FSDP:check_is_root()
   local unit = module.unit_of(self)
-  if lib.ms_unit_is_lazy(unit.handle) == 0 then module.lazy_init(unit) end
-  return lib.ms_unit_root(unit.handle) == unit.handle
+  if lib.ms_unit_get_state(unit.handle).started == 0 then module.lazy_init(unit) end
+  return lib.ms_unit_get_state(unit.handle).root == unit.handle
 end
 
 --- As fsdp.state_dict, for this instance: by default whole tensors under their original names. Collective.

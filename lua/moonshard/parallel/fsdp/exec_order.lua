@@ -132,7 +132,7 @@ end
 function M.after_backward()
   local ended = {}
   for root, order in pairs(roots) do
-    local n = lib.ms_unit_backwards(root.handle)
+    local n = lib.ms_unit_get_state(root.handle).backwards
     if n ~= order.backwards then
       order.backwards = n
       ended[#ended + 1] = order

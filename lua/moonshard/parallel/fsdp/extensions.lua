@@ -101,7 +101,7 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
     -- With offloading, the hook receives a copy on the device of the gathered parameter.
     local part = x.part
     if unit.offload then
-      local device = lib.ms_unit_device(unit.handle)
+      local device = lib.ms_unit_get_state(unit.handle).device
       if dtypes.device(part.device) ~= device then
         part = autograd.no_grad(part.to, part:detach(), dtypes.device_name(device))
       end

@@ -84,14 +84,15 @@ local function lazy_init(unit)
   local handles, fresh = ffi.new("double[?]", #list), true
   for k, u in ipairs(list) do
     handles[k - 1] = u.handle
-    fresh = fresh and lib.ms_unit_is_lazy(u.handle) == 0
+    fresh = fresh and lib.ms_unit_get_state(u.handle).started == 0
   end
   if not fresh then
     for name, m in unit.modules[1]:named_modules() do
       local u = unit_of(m)
       -- Refuse initialised units, which cannot get another root, except an fsdp.FSDP instance below its own root: a
       -- script may wrap a module around that instance again.
-      if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
+      local state = u and lib.ms_unit_get_state(u.handle)
+      if u and state.started ~= 0 and not (u.classic and state.root ~= u.handle) then
         errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
       end
     end
@@ -177,7 +178,7 @@ end
 
 -- Runs forward between the unit's two hooks. The common case, one tensor in and one out, allocates no tables.
 local function between(self, unit, forward, ...)
-  if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
+  if lib.ms_unit_get_state(unit.handle).started == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
   if depth == 1 and lib.ms_dist_size(0) > 1 and autograd.is_grad_enabled() then replaced.look(self, unit) end
   local part = #unit.modules > 1 and begin(unit)
@@ -451,7 +452,7 @@ end
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
   local last = boolean("set_is_last_backward", on)
-  if lib.ms_unit_is_lazy(unit.handle) == 0 then
+  if lib.ms_unit_get_state(unit.handle).started == 0 then
     unit.last = last
   else
     errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, last and 1 or 0))

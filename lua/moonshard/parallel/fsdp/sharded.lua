@@ -86,7 +86,7 @@ end
 ---@return Tensor
 function methods.full_tensor(t)
   local of = rawget(t, "_of")
-  return tensor.wrap_new(of and lib.ms_unit_gather_like(of.id, t._local.id) or lib.ms_unit_full_tensor(t.id), t)
+  return tensor.wrap_new(of and lib.ms_unit_gather_like(of.id, t._local.id) or lib.ms_unit_full(t.id, 0), t)
 end
 methods.full_tensor = calls.several(methods.full_tensor)
 

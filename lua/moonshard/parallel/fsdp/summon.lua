@@ -41,7 +41,7 @@ local function check(units, o)
     end
   end
   for _, unit in ipairs(units) do
-    if lib.ms_unit_is_idle(unit.handle) == 0 then raise "Cannot manually unshard parameters during forward/backward" end
+    if lib.ms_unit_get_state(unit.handle).is_idle == 0 then raise "Cannot manually unshard parameters during forward/backward" end
   end
 end
 
@@ -50,7 +50,7 @@ end
 local function show_grads(units)
   for _, unit in ipairs(units) do
     for _, p in ipairs(unit.originals) do
-      local id = lib.ms_unit_full_grad(p.id)
+      local id = lib.ms_unit_full(p.id, 1)
       if id ~= 0 then
         lib.ms_keep(id)
         rawset(p, "_whole_grad", setmetatable({ id = id }, tensor.Tensor))

@@ -44,7 +44,7 @@ function M.write_back(unit)
       m[name] = p
       shards.leave(now, place[4], "was copied into the parameter that it had replaced")
       -- Vacate the old gathered values.
-      if lib.ms_unit_is_gathered(unit.handle) ~= 0 then errors.check(lib.ms_unit_reshard(unit.handle)) end
+      if lib.ms_unit_get_state(unit.handle).is_gathered ~= 0 then errors.check(lib.ms_unit_reshard(unit.handle)) end
     end
   end
 end
@@ -59,7 +59,7 @@ end
 
 local function check(units)
   for _, unit in ipairs(units) do
-    if unit.classic and lib.ms_unit_is_gathered(unit.handle) ~= 0 then
+    if unit.classic and lib.ms_unit_get_state(unit.handle).is_gathered ~= 0 then
       for _, place in ipairs(unit.places) do
         if rawget(place[1], "_slots")[place[2]] ~= place[3] then
           raise "FSDP does not support changing the parameters between forward and backward"

@@ -35,7 +35,7 @@ local function sizes(m)
 end
 
 local function is_gathered(m)
-  return require("moonshard.core.ffi").lib.ms_unit_is_gathered(require("moonshard.parallel.fsdp.module").unit_of(m).handle) == 1
+  return require("moonshard.core.ffi").lib.ms_unit_get_state(require("moonshard.parallel.fsdp.module").unit_of(m).handle).is_gathered == 1
 end
 
 local WHOLE = "1.weight[7, 5] 1.bias[7] 3.weight[3, 7] 3.bias[3]"
