@@ -187,6 +187,25 @@ describe("layering", function()
     assert.are.equal("", names(long))
   end)
 
+  it("keeps state in few places, which docs/architecture.md lists", function()
+    local text, listed, found, n = process.read(process.root .. "/docs/architecture.md"), {}, {}, 0
+    local section = text:match "\n## State\n(.-)\n## "
+    for row in section:gmatch "\n| [^\n]+" do
+      local layer = row:match "^\n| (%l+) |"
+      for path in row:gmatch "`([%w_/]+%.c)`" do listed[#listed + 1] = layer .. "/" .. path end
+    end
+    for path in io.popen(("cd '%s' && git ls-files 'runtime/*.c'"):format(process.root)):lines() do
+      local variables = layers.variables(process.read(process.root .. "/" .. path))
+      if #variables > 0 then found[#found + 1] = path:match "^runtime/(.*)" end
+      n = n + #variables
+    end
+    table.sort(listed)
+    table.sort(found)
+    assert.are.equal(names(found), names(listed))
+    count("%d variables at file scope in %d files", n, #found)
+    assert.is_true(n <= 60, n .. " variables")
+  end)
+
   it("keeps one public header, without callbacks or structs by value", function()
     local text = process.read(process.root .. "/runtime/moonshard.h"):gsub("//[^\n]*", ""):gsub("/%*.-%*/", "")
     assert.is_nil(text:match "%(%s*%*%s*[%w_]*%s*%)%s*%(", "a function pointer in moonshard.h")
@@ -252,6 +271,12 @@ describe("the reader of the layers", function()
     })
     assert.are.same({ "runtime/comm/coll.c uses runtime/comm/watch/wait.c (wait)",
       "runtime/comm/watch/wait.c uses runtime/comm/issue/issue.c (issue)" }, (layers.upward(calls, comm_place)))
+  end)
+
+  it("finds variables at file scope", function()
+    local text = "static int a, b;  // c\nstatic const int d = 1;\nstatic struct {\n    int e;\n} f = { 1 };\nint g;\n"
+      .. "static void h(int i)\n{\n    static int j;\n}\nstatic ms_t *k[8];\nstatic _Thread_local int l;\n"
+    assert.are.same({ "b", "f", "k", "l" }, layers.variables(text))
   end)
 
   it("finds weak symbols, defined and needed", function()

@@ -23,8 +23,17 @@ static __thread struct {
 
 ms_state ms__state = { .grad_mode = 1, .dist_failures = -1 };
 
-static ms_activity private_activity;  // used until ms__activity_share makes a page that peers can read
-ms_activity *ms__activity = &private_activity;
+typedef struct string {
+    struct string *next;
+    char text[];
+} string;
+
+static struct {
+    ms_activity activity;    // used until ms__activity_share makes a page that peers can read
+    string *interned[1024];  // by hash
+} process;
+
+ms_activity *ms__activity = &process.activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }
 const char *ms_error(void) { return failure.text; }
@@ -134,15 +143,9 @@ void ms_catch_sigint(int on)
 
 // ---- interned strings -------------------------------------------------------------------------
 
-typedef struct string {
-    struct string *next;
-    char text[];
-} string;
-static string *buckets[1024];
-
 const char *ms__intern(const char *s)
 {
-    string **b = &buckets[ms__hash(s) % MS_COUNT(buckets)];
+    string **b = &process.interned[ms__hash(s) % MS_COUNT(process.interned)];
     for (string *e = *b; e; e = e->next)
         if (strcmp(e->text, s) == 0) return e->text;
     string *e = malloc(sizeof *e + strlen(s) + 1);

@@ -23,12 +23,10 @@ typedef struct {
     ms_slabs slabs;
     ms_usage use;
 } gpu;
-static gpu gpus[MS_CUDA_DEVICES];
 bool ms__gpu_lasting;
 
-ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &gpus[index].use : NULL; }
-
 static struct {
+    gpu gpus[MS_CUDA_DEVICES];
     // The start addresses of chunks, for sharing blocks: other processes can only map whole allocations of the driver.
     char **chunks;
     int n_chunks, cap_chunks;
@@ -37,7 +35,9 @@ static struct {
     int n_kept, cap_kept;
     // Blocks that were freed while other processes have them mapped.
     ms_block *lent;
-} shared;
+} pool;
+
+ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &pool.gpus[index].use : NULL; }
 
 static bool is_large(size_t bytes) { return bytes >= CUDA_LARGE && !ms__cuda()->separate; }
 
@@ -45,22 +45,21 @@ void *ms__device_base(const ms_block *b)
 {
     if (is_large(b->bytes)) return ms__slab_base(b);
     if (ms__cuda()->separate) return b->data;
-    for (int k = 0; k < shared.n_chunks; k++)
-        if ((char *)b->data >= shared.chunks[k] && (char *)b->data < shared.chunks[k] + CUDA_CHUNK)
-            return shared.chunks[k];
+    for (int k = 0; k < pool.n_chunks; k++)
+        if ((char *)b->data >= pool.chunks[k] && (char *)b->data < pool.chunks[k] + CUDA_CHUNK) return pool.chunks[k];
     return NULL;
 }
 
 ms_status ms__gpu_keep(void *base)
 {
-    MS_TRY(ms__grow(&shared.kept, &shared.cap_kept, shared.n_kept, sizeof *shared.kept, "dist", "shared memory"));
-    shared.kept[shared.n_kept++] = base;
+    MS_TRY(ms__grow(&pool.kept, &pool.cap_kept, pool.n_kept, sizeof *pool.kept, "dist", "shared memory"));
+    pool.kept[pool.n_kept++] = base;
     return MS_OK;
 }
 static bool is_kept(const void *base)
 {
-    for (int k = 0; k < shared.n_kept; k++)
-        if (shared.kept[k] == base) return true;
+    for (int k = 0; k < pool.n_kept; k++)
+        if (pool.kept[k] == base) return true;
     return false;
 }
 
@@ -69,7 +68,7 @@ static bool is_kept(const void *base)
 static ms_status empty_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();
-    gpu *g = &gpus[index];
+    gpu *g = &pool.gpus[index];
     MS_TRY(ms__cuda_settle(index));
     size_t bytes;
     for (void *base; (base = ms__slab_remove(&g->slabs, is_kept, &bytes));) {
@@ -99,7 +98,7 @@ static ms_status driver_alloc(void **out, int index, size_t size)
         MS_TRY(empty_cache(index));
         st = ms__cuda()->alloc(index, size, out);
     }
-    if (st == MS_OK) ms__add_reserved(&gpus[index].use, size);
+    if (st == MS_OK) ms__add_reserved(&pool.gpus[index].use, size);
     return st;
 }
 
@@ -108,7 +107,7 @@ static ms_status driver_alloc(void **out, int index, size_t size)
 static ms_status alloc_large(ms_block **out, int index, size_t bytes)
 {
     const ms_cuda_table *t = ms__cuda();
-    gpu *g = &gpus[index];
+    gpu *g = &pool.gpus[index];
     bool lasting = ms__gpu_lasting;
     if ((*out = ms__slab_cut(&g->slabs, bytes, lasting))) return MS_OK;
     size_t least = (bytes + CUDA_CHUNK - 1) & ~(size_t)(CUDA_CHUNK - 1);
@@ -135,16 +134,15 @@ static ms_status alloc_large(ms_block **out, int index, size_t bytes)
 // Allocates a new part of a chunk, or for the emulator an allocation of its own.
 static ms_status alloc_small(void **out, int index, size_t size)
 {
-    gpu *g = &gpus[index];
+    gpu *g = &pool.gpus[index];
     if (ms__cuda()->separate) return driver_alloc(out, index, size);
     if (g->chunk_left < size) {
         MS_TRY(driver_alloc(out, index, CUDA_CHUNK));
         g->chunk = *out;  // the unused part of the previous chunk is abandoned
         g->chunk_left = CUDA_CHUNK;
-        // If there is no memory for the list, tensors in this chunk cannot be shared.
-        if (!ms__grow(&shared.chunks, &shared.cap_chunks, shared.n_chunks, sizeof *shared.chunks, "allocation",
-                      "chunks"))
-            shared.chunks[shared.n_chunks++] = g->chunk;
+        // If there is no memory for the list, tensors in this chunk cannot be pool.
+        if (!ms__grow(&pool.chunks, &pool.cap_chunks, pool.n_chunks, sizeof *pool.chunks, "allocation", "chunks"))
+            pool.chunks[pool.n_chunks++] = g->chunk;
     }
     size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
     if (whole > g->chunk_left) whole = g->chunk_left;
@@ -171,7 +169,7 @@ static ms_block *take_pinned(ms_pins *p, int device, size_t bytes, size_t size)
     if (!b) return NULL;
     *best = b->next;
     p->bytes -= b->bytes;
-    ms__drop_allocated(&gpus[ms__index(device)].use, b);
+    ms__drop_allocated(&pool.gpus[ms__index(device)].use, b);
     return b;
 }
 
@@ -190,7 +188,7 @@ static bool unpin(ms_block *b)
     ms_pins *p = b->pins;
     p->in_use--;
     if (!p->over) {
-        ms_usage *u = &gpus[ms__index(b->device)].use;
+        ms_usage *u = &pool.gpus[ms__index(b->device)].use;
         ms__drop_allocated(u, b);
         ms__add_allocated(u, b, "captured step");
         ms__push(&p->there, b);
@@ -205,7 +203,7 @@ static bool unpin(ms_block *b)
 void ms__gpu_free(ms_block *b)
 {
     int index = ms__index(b->device);
-    gpu *g = &gpus[index];
+    gpu *g = &pool.gpus[index];
     size_t size;
     const ms_cuda_table *t = ms__cuda();
     if (MS_UNLIKELY(ms__borrowed(b))) {
@@ -216,7 +214,7 @@ void ms__gpu_free(ms_block *b)
         return;
     }
     if (MS_UNLIKELY(ms__lent_blocks) && ms__lent(b)) {
-        ms__push(&shared.lent, b);
+        ms__push(&pool.lent, b);
         return;
     }
     if (MS_UNLIKELY(b->pins != NULL) && unpin(b)) return;
@@ -229,8 +227,8 @@ void ms__gpu_free(ms_block *b)
 // Takes back the blocks that no other process has mapped any more.
 static void reclaim(void)
 {
-    ms_block *all = shared.lent, *b;
-    shared.lent = NULL;
+    ms_block *all = pool.lent, *b;
+    pool.lent = NULL;
     while ((b = ms__pop(&all))) ms__gpu_free(b);
 }
 
@@ -242,7 +240,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     size_t size;
     MS_TRY(ms__cuda_need(device, what));
     const ms_cuda_table *t = ms__cuda();
-    gpu *g = &gpus[index];
+    gpu *g = &pool.gpus[index];
     if (ms__over_limit(g->use.allocated, bytes))
         return ms__pool_no_memory(&g->use, device, bytes, what, "limit of ms_set_memory_limit");
     if (bytes > (size_t)1 << 40)
@@ -251,7 +249,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     ms_status st = MS_OK;
     ms_block *b;
     ms_pins *pins = ms__pinning;
-    if (MS_UNLIKELY(shared.lent)) reclaim();
+    if (MS_UNLIKELY(pool.lent)) reclaim();
     if (MS_UNLIKELY(pins != NULL) && (b = take_pinned(pins, device, bytes, size))) st = MS_OK;
     else if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
@@ -288,5 +286,5 @@ void ms__gpu_empty_caches(void)
 {
     reclaim();
     for (int k = 0; ms__cuda() && k < MS_CUDA_DEVICES; k++)
-        if (gpus[k].use.reserved) (void)empty_cache(k);
+        if (pool.gpus[k].use.reserved) (void)empty_cache(k);
 }

@@ -68,14 +68,14 @@ static struct {
     atomic_int n_finished;                // finished records, not reaped yet
     atomic_int n_queued;                  // records waiting or running
     atomic_bool cancelled;
+    atomic_int waits;     // used until comm points ms__engine_waits at the board
     ms_record *spare;     // free list; used by the engine thread only
     ms_record *unjoined;  // finished, but holders (ms__event_hold) have not waited for them yet; engine thread only
 } queues = { .lock = PTHREAD_MUTEX_INITIALIZER, .work_done = PTHREAD_COND_INITIALIZER };
 static _Thread_local ms_pending *running;  // the event of the record that this worker runs
 
 // comm points ms__engine_waits at a field of the board, where peers read whether this rank is blocked or busy.
-static atomic_int private_waits;
-atomic_int *ms__engine_waits = &private_waits;
+atomic_int *ms__engine_waits = &queues.waits;
 static uint64_t no_epoch(void) { return 0; }
 static void no_report(uint64_t epoch, const char *text) { (void)epoch, (void)text; }
 static ms_status no_check(void) { return MS_OK; }

@@ -44,13 +44,6 @@ typedef struct scope {
 } scope;
 
 static struct {
-    double limit;       // the soft limit of ms_set_gc_limit, in bytes
-    double since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
-    double live;        // bytes of the unscoped tensors alive
-    double live_after;  // bytes in use on the CPU right after the last collection
-    bool asked;
-} unscoped = { .limit = 64 << 20 };
-static struct {
     slot *chunks[CHUNKS];
     uint32_t n_slots, free_head, free_tail;  // slot 0 is unused
     scope *scopes;
@@ -60,7 +53,14 @@ static struct {
     int chain;
     grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
     uint32_t n_graves;
-} ids = { .n_slots = 1, .n_scopes = 1 };
+    struct {
+        double limit;       // the soft limit of ms_set_gc_limit, in bytes
+        double since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
+        double live;        // bytes of the unscoped tensors alive
+        double live_after;  // bytes in use on the CPU right after the last collection
+        bool asked;
+    } unscoped;
+} ids = { .n_slots = 1, .n_scopes = 1, .unscoped.limit = 64 << 20 };
 
 static inline slot *slot_at(uint32_t i) { return &ids.chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
@@ -145,7 +145,7 @@ static void slot_release(slot *s)
 {
     ms_tensor *t = s->tensor;
     uint32_t i = t->slot;
-    if (!s->scope) unscoped.live -= (double)ms__nbytes(t);
+    if (!s->scope) ids.unscoped.live -= (double)ms__nbytes(t);
     unlink_scope(s);
     s->tensor = NULL;
     s->owners = 0;
@@ -168,21 +168,21 @@ static void count_unscoped(const ms_tensor *t)
     double bytes = (double)ms__nbytes(t) + 256;
     ms_memory all;
     ms__pool_stats(MS_CPU, &all);
-    unscoped.live += (double)ms__nbytes(t);
-    if (unscoped.asked && !ms__state.gc_wanted) {  // the script has run the collection
-        unscoped.asked = false;
-        unscoped.since = 0;
-        unscoped.live_after = all.allocated;
+    ids.unscoped.live += (double)ms__nbytes(t);
+    if (ids.unscoped.asked && !ms__state.gc_wanted) {  // the script has run the collection
+        ids.unscoped.asked = false;
+        ids.unscoped.since = 0;
+        ids.unscoped.live_after = all.allocated;
     }
-    unscoped.since += bytes;
-    if (unscoped.since > unscoped.limit + unscoped.live / 2 ||
-        all.allocated > unscoped.live_after + unscoped.limit + unscoped.live_after / 2) {
+    ids.unscoped.since += bytes;
+    if (ids.unscoped.since > ids.unscoped.limit + ids.unscoped.live / 2 ||
+        all.allocated > ids.unscoped.live_after + ids.unscoped.limit + ids.unscoped.live_after / 2) {
         ms__state.gc_wanted = 1;
-        unscoped.asked = true;
+        ids.unscoped.asked = true;
     }
 }
 
-void ms_set_gc_limit(double bytes) { unscoped.limit = bytes; }
+void ms_set_gc_limit(double bytes) { ids.unscoped.limit = bytes; }
 
 static ms_status no_names(const char *what)
 {
@@ -311,7 +311,7 @@ void ms_adopt(ms_id id)
 {
     slot *s = slot_of(id);
     if (!s || s->scope || s->owners || !ms__state.scope) return;
-    unscoped.live -= (double)ms__nbytes(s->tensor);
+    ids.unscoped.live -= (double)ms__nbytes(s->tensor);
     link_scope(s, (uint32_t)ms__state.scope);
 }
 
@@ -358,7 +358,7 @@ void ms__disown(ms_tensor *t)
     if (s->owners && --s->owners) return;
     if (s->collected || s->scope) return;
     if (ms__state.scope) {
-        unscoped.live -= (double)ms__nbytes(t);
+        ids.unscoped.live -= (double)ms__nbytes(t);
         link_scope(s, (uint32_t)ms__state.scope);
     } else {
         slot_release(s);

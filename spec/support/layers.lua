@@ -299,4 +299,24 @@ function M.circles(uses, place_of)
   return found
 end
 
+--- The names of the variables that the text of a C file keeps between calls: static, at file scope, not constant.
+---@param text string
+---@return string[]
+function M.variables(text)
+  local list, inside = {}, false
+  for line in text:gmatch "[^\n]+" do
+    local code = line:gsub("//.*", "")
+    if inside then
+      local name = code:match "^}[%s*]*([%w_]+)"
+      if name then list[#list + 1], inside = name, false end
+    elseif code:find "^static [%w_ ]*struct [%w_ ]*{" then
+      inside = not code:find "const struct"
+    elseif code:find "^static " and not (code:find "^static const " or code:find "%*const " or code:find "inline") then
+      local head = code:match "^(.-)[=;]" or code
+      if not head:find "%(" then list[#list + 1] = head:gsub("%[.*", ""):match "([%w_]+)%s*$" end
+    end
+  end
+  return list
+end
+
 return M

@@ -12,8 +12,6 @@
 // `outbox`.
 enum { TAG_ERROR = 1, TAG_ASK = 3, TAG_ANSWER = 5, OUTBOX = 32 };
 
-static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
-
 typedef struct {
     double group;    // that of dist.recover: rank `sender` waits there
     uint64_t epoch;  // in the group of dist.recover: the collective's number
@@ -21,22 +19,25 @@ typedef struct {
     char text[TEXT];
 } far_error;
 
-// Errors are sent from static memory, so that running out of memory can be reported. A message of this size has usually
-// been sent when isend returns. If all messages of the outbox are still in flight, the error gets separate memory,
-// which is not freed.
 static struct {
-    far_error message;
-    void *req;
-} outbox[OUTBOX];
+    pthread_mutex_t lock;
+    // Errors are sent from static memory, so that running out of memory can be reported. A message of this size has
+    // usually been sent when isend returns. If all messages of the outbox are still in flight, the error gets separate
+    // memory, which is not freed.
+    struct {
+        far_error message;
+        void *req;
+    } outbox[OUTBOX];
+} far = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static void send_error(int rank, const far_error *e)
 {
     far_error *m = NULL;
     void *own = NULL, **req = &own;
     for (int k = 0; k < OUTBOX && !m; k++)
-        if (ms__message_test(&outbox[k].req) != 0) {
-            m = &outbox[k].message;
-            req = &outbox[k].req;
+        if (ms__message_test(&far.outbox[k].req) != 0) {
+            m = &far.outbox[k].message;
+            req = &far.outbox[k].req;
         }
     if (!m && !(m = calloc(1, sizeof *m))) return;
     *m = *e;
@@ -52,7 +53,7 @@ static bool sent_errors(void)
 {
     bool all = true;
     for (int k = 0; k < OUTBOX; k++)
-        if (outbox[k].req && ms__message_test(&outbox[k].req) == 0) all = false;
+        if (far.outbox[k].req && ms__message_test(&far.outbox[k].req) == 0) all = false;
     return all;
 }
 
@@ -60,13 +61,13 @@ static void tell_other_nodes(const ms_group *g, uint64_t epoch, const char *text
 {
     far_error e = { .group = g->id, .epoch = epoch };
     snprintf(e.text, sizeof e.text, "%s", text);
-    pthread_mutex_lock(&error_lock);
+    pthread_mutex_lock(&far.lock);
     for (int k = 0; k < g->n; k++)
         if (ms__world.local_of[g->ranks[k]] < 0) send_error(g->ranks[k], &e);
     // The script may not call MPI again for a long time, so this rank waits up to 20 ms here, in which MPI can connect
     // to the peers and send.
     for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
-    pthread_mutex_unlock(&error_lock);
+    pthread_mutex_unlock(&far.lock);
 }
 
 void ms__break(ms_group *g, uint64_t epoch, const char *text)
@@ -91,11 +92,11 @@ void ms__coll_failed(ms_coll *c, ms_status status)
 void ms__far_recovers(const ms_coll *c)
 {
     far_error e = { .group = c->g->id, .epoch = c->number, .sender = ms__world.rank };
-    pthread_mutex_lock(&error_lock);
+    pthread_mutex_lock(&far.lock);
     for (int k = 0; k < c->g->n; k++)
         if (ms__world.local_of[k] < 0 && atomic_load(&member_slot(c->g, k, c->seq)->ready) < c->number)
             send_error(k, &e);
-    pthread_mutex_unlock(&error_lock);
+    pthread_mutex_unlock(&far.lock);
 }
 
 // ---- where ranks on other nodes wait ----------------------------------------------------------------
@@ -139,9 +140,9 @@ int ms__far_answered(char *out, size_t n)
 {
     char text[WHERE];
     ms__far_poll();  // a peer may ask this rank at the same time
-    pthread_mutex_lock(&error_lock);
+    pthread_mutex_lock(&far.lock);
     int from = take_message(TAG_ANSWER, text, sizeof text);
-    pthread_mutex_unlock(&error_lock);
+    pthread_mutex_unlock(&far.lock);
     if (from >= 0) snprintf(out, n, "%s", text);
     return from;
 }
@@ -150,7 +151,7 @@ void ms__far_poll(void)
 {
     static far_error came;
     // Only one thread may probe: two threads that see the same message would both wait for it.
-    if (pthread_mutex_trylock(&error_lock) != 0) return;
+    if (pthread_mutex_trylock(&far.lock) != 0) return;
     sent_errors();
     answer_question();
     bool got = take_message(TAG_ERROR, &came, sizeof came) >= 0;
@@ -159,7 +160,7 @@ void ms__far_poll(void)
     int sender = came.sender;
     char text[TEXT];
     memcpy(text, came.text, sizeof text);
-    pthread_mutex_unlock(&error_lock);
+    pthread_mutex_unlock(&far.lock);
     if (!got) return;
     pthread_mutex_lock(&ms__groups_lock);
     ms_group *g = ms__group_listed(group);

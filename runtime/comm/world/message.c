@@ -4,9 +4,19 @@
 #include "comm/world/message.h"
 #include "comm/world/world.h"
 
-static pthread_mutex_t transport_mutex = PTHREAD_MUTEX_INITIALIZER;
-void ms__transport_lock(void) { pthread_mutex_lock(&transport_mutex); }
-void ms__transport_unlock(void) { pthread_mutex_unlock(&transport_mutex); }
+// The list keeps the memory reachable for leak checkers.
+typedef struct kept {
+    struct kept *next;
+    void *memory;
+} kept;
+
+static struct {
+    pthread_mutex_t transport, keeping;  // keeping: of `kept`
+    kept *kept;
+} messages = { .transport = PTHREAD_MUTEX_INITIALIZER, .keeping = PTHREAD_MUTEX_INITIALIZER };
+
+void ms__transport_lock(void) { pthread_mutex_lock(&messages.transport); }
+void ms__transport_unlock(void) { pthread_mutex_unlock(&messages.transport); }
 
 void *ms__message_send(const void *p, size_t n, int to, int tag)
 {
@@ -39,23 +49,12 @@ void ms__message_cancel(void *r)
     ms__transport_unlock();
 }
 
-// The list keeps the memory reachable for leak checkers.
-typedef struct kept {
-    struct kept *next;
-    void *memory;
-} kept;
-
-static struct {
-    pthread_mutex_t lock;
-    kept *list;
-} kept_memory = { .lock = PTHREAD_MUTEX_INITIALIZER };
-
 void ms__message_keep(void *memory)
 {
     kept *k = memory ? malloc(sizeof *k) : NULL;
     if (!k) return;
-    pthread_mutex_lock(&kept_memory.lock);
-    *k = (kept) { kept_memory.list, memory };
-    kept_memory.list = k;
-    pthread_mutex_unlock(&kept_memory.lock);
+    pthread_mutex_lock(&messages.keeping);
+    *k = (kept) { messages.kept, memory };
+    messages.kept = k;
+    pthread_mutex_unlock(&messages.keeping);
 }

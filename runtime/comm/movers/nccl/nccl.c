@@ -30,7 +30,6 @@ typedef struct {
     ms_coll *next;  // the next one in the line of collectives to be queued
 } nccl_coll;
 
-static int device;  // the GPU of this rank's communicators
 extern const ms_mover ms__mover_nccl;
 
 static nccl_coll *coll_calls(const ms_coll *c) { return c->prepared; }
@@ -42,40 +41,41 @@ static const ms_transport_gpu *nccl_library(void) { return ms__world.transport->
 static struct {
     pthread_mutex_t lock;
     ms_coll *first, *last;
-} line = { .lock = PTHREAD_MUTEX_INITIALIZER };
+    int device;  // the GPU of this rank's communicators
+} nccl = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static void line_up(ms_coll *c)
 {
     nccl_coll *n = c->prepared;
-    pthread_mutex_lock(&line.lock);
+    pthread_mutex_lock(&nccl.lock);
     n->in_line = true;
     n->next = NULL;
-    if (line.last) coll_calls(line.last)->next = c;
-    else line.first = c;
-    line.last = c;
-    pthread_mutex_unlock(&line.lock);
+    if (nccl.last) coll_calls(nccl.last)->next = c;
+    else nccl.first = c;
+    nccl.last = c;
+    pthread_mutex_unlock(&nccl.lock);
 }
 
 static void step_out(ms_coll *c)
 {
-    pthread_mutex_lock(&line.lock);
+    pthread_mutex_lock(&nccl.lock);
     if (coll_calls(c)->in_line) {
         ms_coll *before = NULL;
-        for (ms_coll *at = line.first; at != c; at = coll_calls(at)->next) before = at;
+        for (ms_coll *at = nccl.first; at != c; at = coll_calls(at)->next) before = at;
         ms_coll *next = coll_calls(c)->next;
         if (before) coll_calls(before)->next = next;
-        else line.first = next;
-        if (line.last == c) line.last = before;
+        else nccl.first = next;
+        if (nccl.last == c) nccl.last = before;
         coll_calls(c)->in_line = false;
     }
-    pthread_mutex_unlock(&line.lock);
+    pthread_mutex_unlock(&nccl.lock);
 }
 
 static bool is_first(const ms_coll *c)
 {
-    pthread_mutex_lock(&line.lock);
-    bool yes = line.first == c;
-    pthread_mutex_unlock(&line.lock);
+    pthread_mutex_lock(&nccl.lock);
+    bool yes = nccl.first == c;
+    pthread_mutex_unlock(&nccl.lock);
     return yes;
 }
 
@@ -87,7 +87,7 @@ static ms_status nccl_open(const ms_transport *t, const ms_launch *launch)
 {
     if (!t->gpu) return MS_OK;
     MS_TRY(ms__cuda_need(MS_CUDA, "dist.init: backend 'nccl'"));
-    device = MS_CUDA | launch->local_rank % ms_cuda_count() << 8;
+    nccl.device = MS_CUDA | launch->local_rank % ms_cuda_count() << 8;
     return MS_OK;
 }
 
@@ -136,7 +136,7 @@ static ms_status make_communicator(ms_group *world)
         st = ms__fail_job(ms__fail(MS_ECOMM, "dist.init: %s%s",
                                    ms__world.rank == 0 ? "" : "rank 0 failed: ", all[0].why),
                           -1);
-    if (st == MS_OK && !ms__cuda()->ranks.native_stream(ms__index(device), MS_STREAM_GATHER)) st = ms__failure();
+    if (st == MS_OK && !ms__cuda()->ranks.native_stream(ms__index(nccl.device), MS_STREAM_GATHER)) st = ms__failure();
     if (st == MS_OK) {
         char text[WHY] = "";
         ms_gpu_result r =
@@ -181,7 +181,7 @@ static ms_status nccl_part(ms_group *g)
 
 // ---- making collectives ----------------------------------------------------------------------------
 
-static bool lies_here(const ms_storage *s) { return !s || s->device == device; }
+static bool lies_here(const ms_storage *s) { return !s || s->device == nccl.device; }
 
 // Prints once that tensors on a GPU other than the communicator's go through CPU memory.
 static void note_other(const ms_storage *s)
@@ -193,7 +193,7 @@ static void note_other(const ms_storage *s)
         stderr,
         "rank %d: dist: collectives of tensors on cuda:%d go through CPU memory, because this rank's communicator is "
         "on cuda:%d\n",
-        ms__world.rank, ms__index(s->device), ms__index(device));
+        ms__world.rank, ms__index(s->device), ms__index(nccl.device));
 }
 
 // Whether the library moves c. All members must find the same, so they compare it (ms_fingerprint.native).
@@ -216,7 +216,7 @@ static bool is_for_library(const ms_coll *c)
 
 static ms_status device_room(ms_storage **out, size_t bytes, const ms_coll *c)
 {
-    return ms__storage_new(out, device, bytes, ROW(c->op)->name);
+    return ms__storage_new(out, nccl.device, bytes, ROW(c->op)->name);
 }
 
 // Lists the calls of an all-gather: one all-gather for a piece whose blocks are all full and lie one after the other,
@@ -330,8 +330,8 @@ static ms_status nccl_prepare(ms_coll *c)
 
 static ms_status nccl_ready(ms_coll *c)
 {
-    ms__note_queued(device, ROW(c->op)->name);
-    return ms__cuda()->record(ms__index(device), MS_STREAM_COMPUTE, &coll_calls(c)->ready);
+    ms__note_queued(nccl.device, ROW(c->op)->name);
+    return ms__cuda()->record(ms__index(nccl.device), MS_STREAM_COMPUTE, &coll_calls(c)->ready);
 }
 
 static void nccl_drop(ms_coll *c)
@@ -402,7 +402,7 @@ static ms_status place_lines(ms_coll *c)
             char *to = c->out.data + p->out_offset + (uint64_t)k * p->out_stride;
             size_t bytes = ms__piece_bytes(p, k);
             for (size_t at = 0, row = 0; at < bytes; at += p->line, row++)
-                MS_TRY(ms__cuda()->copy(ms__index(device), c->stream, to + row * p->out_line, from + at,
+                MS_TRY(ms__cuda()->copy(ms__index(nccl.device), c->stream, to + row * p->out_line, from + at,
                                         p->line < bytes - at ? (size_t)p->line : bytes - at, MS_ON_DEVICE));
         }
     }
@@ -414,7 +414,7 @@ static ms_status queue_calls(ms_waiter *w, void **end)
     ms_coll *c = w->c;
     nccl_coll *n = c->prepared;
     const ms_cuda_table *t = ms__cuda();
-    int index = ms__index(device);
+    int index = ms__index(nccl.device);
     char text[WHY] = "";
     void *stream = t->ranks.native_stream(index, c->stream);
     ms_status st = stream ? t->stream_wait(index, c->stream, n->ready) : ms__failure();
