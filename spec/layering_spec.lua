@@ -166,6 +166,27 @@ describe("layering", function()
     assert.is_true(#long <= 4, "more than 4 functions have 7 or more parameters:\n" .. names(long))
   end)
 
+  -- Roles of tables that several files fill: a layout (shard/layout), the function that runs a KERNEL of
+  -- rows/elementwise.def, and a row's kernel on one device. comm is left out until it is untied.
+  local roles = { columns = true, gather_whole = true, local_shape = true, pack = true, part = true, plan = true,
+    run = true, compare = true, compare_scalar = true, logic = true, test = true, run_tril = true, run_triu = true }
+
+  it("gives a static function a name that no other file has", function()
+    local shared, seen = {}, 0
+    for name, paths in pairs(layers.statics(process.root)) do
+      local list = {}
+      for _, path in ipairs(paths) do
+        if not path:find "^runtime/comm/" then list[#list + 1] = path end
+      end
+      seen = seen + #list
+      if #list > 1 and not roles[name] then shared[#shared + 1] = name .. ": " .. table.concat(list, ", ") end
+    end
+    table.sort(shared)
+    count("%d static functions", seen)
+    assert.is_true(seen > 1500)
+    assert.are.equal("", names(shared))
+  end)
+
   it("keeps files short", function()
     -- A public header is one file, and scripts/docs writes types_engine.lua.
     local exempt = { ["runtime/moonshard.h"] = true, ["lua/moonshard/core/types_engine.lua"] = true }
@@ -277,6 +298,14 @@ describe("the reader of the layers", function()
     local text = "static int a, b;  // c\nstatic const int d = 1;\nstatic struct {\n    int e;\n} f = { 1 };\nint g;\n"
       .. "static void h(int i)\n{\n    static int j;\n}\nstatic ms_t *k[8];\nstatic _Thread_local int l;\n"
     assert.are.same({ "b", "f", "k", "l" }, layers.variables(text))
+  end)
+
+  it("finds the files that define a static function", function()
+    plant {
+      ["runtime/base/one.c"] = "static int take(int a)\n{\n    return a;\n}\nstatic int take(int a);\n",
+      ["runtime/base/two.c"] = "static __attribute__((noinline)) int *take(void) { return 0; }\n",
+    }
+    assert.are.same({ take = { "runtime/base/one.c", "runtime/base/two.c" } }, layers.statics(root))
   end)
 
   it("finds weak symbols, defined and needed", function()

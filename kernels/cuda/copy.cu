@@ -29,7 +29,7 @@ template <class V> __global__ void move_kernel(strided l) { move<V>(l); }
 __global__ void move_wide_kernel(strided l) { move<uint4>(l); }
 
 // Whether the operands' rows can be moved 16 bytes at a time; if so, makes l count in units of 16 bytes.
-static bool widen(strided *l)
+static bool widen_words(strided *l)
 {
     int last = l->ndim - 1, size = l->size[0], per = 16 / size;
     if (last < 0 || l->shape[last] % per) return false;
@@ -118,7 +118,7 @@ static bool is_turned(strided *l)
     }
     return true;
 }
-static ms_status turn(int index, const strided &l)
+static ms_status turn_matrix(int index, const strided &l)
 {
     int n = l.ndim;
     int64_t rows = l.shape[n - 2], columns = l.shape[n - 1], lanes = 16 / l.size[0];
@@ -148,8 +148,8 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
                  "%zu bytes", bytes);
         return MS_OK;
     }
-    if (is_turned(&l)) return turn(index, l);
-    bool wide = widen(&l);
+    if (is_turned(&l)) return turn_matrix(index, l);
+    bool wide = widen_words(&l);
     grid g = grid_of(up(l.numel, wide ? 4 : EACH_OF(l.size[0])));
     if (wide) return launch("copy", index, move_wide_kernel, g.blocks, g.threads, l);
     switch (l.size[0]) {

@@ -233,10 +233,10 @@ static __device__ inline void complain(ms_complaint *c, int what, int64_t value,
 // ---- values of every dtype, as float, double or int64 ----
 
 // Converts as the CPU does: NaN and numbers out of range become INT64_MIN.
-static __device__ inline int64_t whole(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }
+static __device__ inline int64_t to_whole(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }
 template <class T, class U> static __device__ inline T convert(U v)
 {
-    if constexpr (std::is_integral_v<T> && std::is_floating_point_v<U>) return (T)whole(v);
+    if constexpr (std::is_integral_v<T> && std::is_floating_point_v<U>) return (T)to_whole(v);
     else return (T)v;
 }
 

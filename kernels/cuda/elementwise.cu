@@ -220,11 +220,11 @@ static ms_status run_norm_backward(ms_call *c)
     if (c->f[0] == 1) return run(c, 2, chosen { F_bwd_norm_1 });
     return run(c, 3, chosen { c->f[0] == 2 ? F_bwd_norm_2 : F_bwd_norm_p, c->f[0] });
 }
-static bool tanh_form(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
-static ms_status run_gelu(ms_call *c) { return run(c, 1, chosen { tanh_form(c) ? F_gelu_tanh : F_gelu }); }
+static bool wants_tanh(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
+static ms_status run_gelu(ms_call *c) { return run(c, 1, chosen { wants_tanh(c) ? F_gelu_tanh : F_gelu }); }
 static ms_status run_gelu_backward(ms_call *c)
 {
-    return run(c, 2, chosen { tanh_form(c) ? F_bwd_gelu_tanh : F_bwd_gelu });
+    return run(c, 2, chosen { wants_tanh(c) ? F_bwd_gelu_tanh : F_bwd_gelu });
 }
 static ms_status run_add(ms_call *c)
 {
@@ -312,7 +312,7 @@ struct comparison {
     bool exact_integers;
     double s, t;
 };
-static __device__ __forceinline__ bool is_same(const comparison &by, int code, double a, double b)
+static __device__ __forceinline__ bool is_same_element(const comparison &by, int code, double a, double b)
 {
     return formula<double>::apply(code, a, b, 0, by.s, by.t) != 0;
 }
@@ -327,7 +327,7 @@ template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, i
     load_lanes<float>(l, 1, i, n, a);
     load_lanes<float>(l, 2, i, n, b);
     UNROLL
-    for (int j = 0; j < WIDE; j++) yes = yes && (j >= n || is_same(by, CODE, a[j], b[j]));
+    for (int j = 0; j < WIDE; j++) yes = yes && (j >= n || is_same_element(by, CODE, a[j], b[j]));
     if (!yes) atomicAnd(same, 0);
 }
 __global__ void all_kernel(strided l, comparison by, int *same)
@@ -336,9 +336,9 @@ __global__ void all_kernel(strided l, comparison by, int *same)
     if (i >= l.numel) return;
     place<3>(l, i, at);
     const char *p = l.data[1] + at[1], *q = l.data[2] + at[2];
-    bool yes = by.exact_integers
-                   ? value<int64_t>::load(l.dtype[1], p) == value<int64_t>::load(l.dtype[2], q)
-                   : is_same(by, by.code, value<double>::load(l.dtype[1], p), value<double>::load(l.dtype[2], q));
+    bool yes = by.exact_integers ? value<int64_t>::load(l.dtype[1], p) == value<int64_t>::load(l.dtype[2], q)
+                                 : is_same_element(by, by.code, value<double>::load(l.dtype[1], p),
+                                                   value<double>::load(l.dtype[2], q));
     if (!yes) atomicAnd(same, 0);
 }
 // Sets *same to `begin` or, if that is negative, stores *same, the result, in *out.
@@ -350,7 +350,7 @@ __global__ void truth_kernel(uint8_t *out, int *same, int begin)
 static bool is_narrow(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
 // Stores whether formula `code` holds for all pairs of elements of the two inputs, which are broadcast to the shape of
 // `over` (whose data is not read). same: false if the result is false already.
-static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over)
+static ms_status all_elements_true(ms_call *c, int code, bool same, const ms_tensor *over)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1], *x[] = { over, a, b };
     int index = index_of(a);
@@ -377,8 +377,9 @@ static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over
 static ms_status run_equal(ms_call *c)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1];
-    return all_true(c, F_eq, a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0,
-                    a);
+    return all_elements_true(c, F_eq,
+                             a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0,
+                             a);
 }
 // Numbers: rtol, atol, whether NaN equals NaN (1 or 0).
 static ms_status run_allclose(ms_call *c)
@@ -392,7 +393,7 @@ static ms_status run_allclose(ms_call *c)
         over.stride[d] = over.numel;
         over.numel *= over.shape[d];
     }
-    return all_true(c, c->n_f > 2 && c->f[2] != 0 ? F_is_close_nan : F_is_close, true, &over);
+    return all_elements_true(c, c->n_f > 2 && c->f[2] != 0 ? F_is_close_nan : F_is_close, true, &over);
 }
 
 // Converts through the destination's computing type; to bool, through the source's.

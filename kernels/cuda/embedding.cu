@@ -56,7 +56,7 @@ static row_sizes row_sizes_of(const job &q)
 struct row_part {
     int64_t k, j, x, y;
 };
-static __device__ __forceinline__ row_part row_part_of(const job &q, const row_sizes &s, int64_t i)
+static __device__ __forceinline__ row_part embedding_row_part(const job &q, const row_sizes &s, int64_t i)
 {
     int64_t row = i / s.packs, group = row / q.length;
     return { row - group * q.length, (i - row * s.packs) * WIDE, offset_of(group, q.ndim - 1, q.shape, q.x),
@@ -68,7 +68,7 @@ template <class S> __global__ void take_rows_kernel(job q, row_sizes s)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= s.outer * q.length * s.packs) return;
-    row_part r = row_part_of(q, s, i);
+    row_part r = embedding_row_part(q, s, i);
     int64_t at = position(q, r.k * q.step);
     S *to = (S *)q.to + r.y + r.k * q.yd + r.j;
     if (at >= 0) return move_pack(to, (const S *)q.from + r.x + at * q.xd + r.j, s.inner - r.j);
@@ -117,7 +117,7 @@ template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const ent
     enum { AHEAD = sizeof(S) == 8 ? 2 : 4 };
     int64_t i = GLOBAL_INDEX;
     if (i >= s.outer * q.length * s.packs) return;
-    row_part r = row_part_of(q, s, i);
+    row_part r = embedding_row_part(q, s, i);
     int32_t id = sorted[r.k].key;
     if (r.k > 0 && sorted[r.k - 1].key == id) return;
     if (id == q.limit) position(q, sorted[r.k].at * q.step);  // records the error
@@ -160,7 +160,7 @@ template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const ent
     write_pack(to, r.j, s.inner, sum);
 }
 static bool can_sort(const positions &q) { return q.length <= MOST_SORTED && q.limit < INT32_MAX; }
-static ms_status add_rows(ms_call *c, const job &q, const row_sum &f)
+static ms_status add_embedding_rows(ms_call *c, const job &q, const row_sum &f)
 {
     scratch room;
     row_sizes s = row_sizes_of(q);
@@ -217,7 +217,7 @@ static ms_status run_embedding_backward(ms_call *c)
         return ms__fail(MS_EUNSUPPORTED,
                         "%s: %lld ids of a table of %lld rows, expected at most %lld ids and fewer than 2^31 - 1 rows",
                         c->op->name, (long long)q.length, (long long)q.limit, (long long)MOST_SORTED);
-    return add_rows(c, q, { more ? ADD_SUM : STORE_SUM, c->i[0] });
+    return add_embedding_rows(c, q, { more ? ADD_SUM : STORE_SUM, c->i[0] });
 }
 
 // ---- along any dimension: elements that are not adjacent, or that each have a position of their own ----
@@ -320,10 +320,10 @@ static ms_status place_sorted(ms_call *c, const job &q, int how)
                                                                : place_kernel<int64_t>,
                   n.blocks, n.threads, q, how, sorted);
 }
-static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
+static int64_t size_of_dim(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
 
 // Adds a dimension of the lines; merges it with the last one if both can be traversed with one stride.
-static void add_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
+static void add_gather_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
 {
     int d = q->ndim - 1;
     q->lines *= size;
@@ -343,11 +343,11 @@ static ms_status run_index(ms_call *c, int how, bool one)
     MS_TRY(ms__cuda_use(index));
     q.lines = 1;
     for (int k = 0; k < over->ndim; k++)
-        if (k != d) add_dim(&q, over->shape[k], x->stride[k], y->stride[k], one ? 0 : ids->stride[k]);
+        if (k != d) add_gather_dim(&q, over->shape[k], x->stride[k], y->stride[k], one ? 0 : ids->stride[k]);
     q.xd = x->ndim ? x->stride[d] : 0, q.yd = y->ndim ? y->stride[d] : 0;
     q.step = ids->ndim ? ids->stride[one ? 0 : d] : 0;
-    q.length = one ? ids->numel : size_of(ids, d);
-    q.limit = size_of(whole, d);
+    q.length = one ? ids->numel : size_of_dim(ids, d);
+    q.limit = size_of_dim(whole, d);
     q.dtype = y->dtype, q.id_type = ids->dtype;
     q.from = ms__data(x), q.ids = ms__data(ids), q.to = ms__data(y);
     q.complaint = MS_COMPLAINT_POSITION;
@@ -356,7 +356,7 @@ static ms_status run_index(ms_call *c, int how, bool one)
     int last = q.ndim - 1;
     if (one && last >= 0 && q.shape[last] >= WIDE && q.x[last] == 1 && q.y[last] == 1) {
         if (how == TAKE && ms__dtype_size(q.dtype) > 1) return take_rows(c->op->name, index, q);
-        if (how == ADD && real && can_sort(q)) return add_rows(c, q, { ADD_ROWS, -1 });
+        if (how == ADD && real && can_sort(q)) return add_embedding_rows(c, q, { ADD_ROWS, -1 });
     }
     if (sorts_places(q, how)) return place_sorted(c, q, how);
     int64_t n = q.length == 0 ? 0 : how == TAKE ? q.lines * q.length : q.lines;

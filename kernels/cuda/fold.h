@@ -38,7 +38,7 @@ struct fold_plan {
 };
 
 // Divides the length into n segments, or somewhat fewer; at most MOST_SEGMENTS.
-static void cut(fold_plan *p, int64_t n)
+static void cut_segments(fold_plan *p, int64_t n)
 {
     p->segments = n < 1 ? 1 : n > MOST_SEGMENTS ? (int64_t)MOST_SEGMENTS : n;
     p->segment = up(p->length, p->segments);
@@ -58,7 +58,7 @@ static void finish_plan(fold_plan *p)
         n = up(p->length, SEGMENT);
         n = n > 512 ? 512 : n;
         more = p->outputs * n < ENOUGH ? filling_segments(bytes, p->outputs, p->length, 4096 / size) : 1;
-        return cut(p, more > n ? more : n);
+        return cut_segments(p, more > n ? more : n);
     }
     p->dense = p->dense && p->kstride[last] == size && p->kshape[last] % WIDE == 0 && (uintptr_t)p->data % 16 == 0;
     for (int d = 0; d < last; d++) p->dense = p->dense && p->kstride[d] % 16 == 0;
@@ -67,7 +67,7 @@ static void finish_plan(fold_plan *p)
         int64_t tiles = column_tiles(p) * (p->outputs / p->kshape[last]);
         n = column_segments(p->length, tiles);
         more = tiles * n < ENOUGH ? filling_segments(bytes, tiles, p->length, 4) : 1;
-        return cut(p, more > n ? more : n);
+        return cut_segments(p, more > n ? more : n);
     }
     // One thread folds a segment of a column, in blocks of 64 threads where there are few threads.
     n = up(p->length, 256);
@@ -76,7 +76,7 @@ static void finish_plan(fold_plan *p)
         n = up(p->length, 8), more = up(2 * ENOUGH * 64, p->outputs);
         if (more < n) n = more;
     }
-    cut(p, n);
+    cut_segments(p, n);
 }
 
 static fold_plan make_plan(const ms_tensor *x, unsigned dims)
@@ -233,7 +233,7 @@ static __device__ inline void put_result(const fold_result<W> &r, const fold_pla
 struct span {
     int64_t from, to;
 };
-static __device__ inline span span_of(const fold_plan &p, int64_t s)
+static __device__ inline span segment_span(const fold_plan &p, int64_t s)
 {
     int64_t from = s * p.segment;
     return { from, from + p.segment < p.length ? from + p.segment : p.length };
@@ -246,7 +246,7 @@ template <class S> __global__ void dense_rows_kernel(fold_plan p, fold_of f, int
     __shared__ double shared[WARPS];
     int64_t i = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, m = i / p.segments, s = i % p.segments;
     if (m >= p.outputs) return;
-    span k = span_of(p, s);
+    span k = segment_span(p, s);
     const S *row = (const S *)(p.data + offset_of(m, p.nk, p.kshape, p.kstride)) + k.from;
     int64_t n = k.to - k.from;
     double parameter = parameter_of(f, m), a = fold<double>::begin(f.kind);
@@ -270,7 +270,7 @@ template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, fold_resu
 {
     __shared__ W shared[BLOCK];
     int64_t m = blockIdx.x / p.segments, s = blockIdx.x % p.segments;
-    span part = span_of(p, s);
+    span part = segment_span(p, s);
     const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
     double parameter = parameter_of(f, m);
     W a = fold<W>::begin(f.kind);
@@ -298,7 +298,7 @@ template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, 
     int64_t inner = p.kshape[p.nk - 1], tile = blockIdx.x % tiles, outer = blockIdx.x / tiles % (p.outputs / inner),
             s = blockIdx.x / tiles / (p.outputs / inner), column = tile * BLOCK + lane * WIDE,
             m = outer * inner + column;
-    span part = span_of(p, s);
+    span part = segment_span(p, s);
     double a[WIDE];
     UNROLL
     for (int e = 0; e < WIDE; e++) a[e] = fold<double>::begin(f.kind);
@@ -331,7 +331,7 @@ template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, fold_r
 {
     int64_t i = GLOBAL_INDEX, m = i % p.outputs, s = i / p.outputs;
     if (s >= p.segments) return;
-    span part = span_of(p, s);
+    span part = segment_span(p, s);
     const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
     double parameter = parameter_of(f, m);
     W a = fold<W>::begin(f.kind);

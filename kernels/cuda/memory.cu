@@ -69,7 +69,7 @@ struct mapping {
 static std::mutex lock;
 static mapping *mapped;
 
-static size_t size_of(void *p)
+static size_t size_of_allocation(void *p)
 {
     std::lock_guard<std::mutex> hold(lock);
     for (const mapping *m = mapped; m; m = m->next)
@@ -130,7 +130,7 @@ static ms_status map_handle(int index, CUmemGenericAllocationHandle h, size_t si
     return MS_OK;
 }
 
-static ms_status create(int index, size_t bytes, void **out)
+static ms_status create_allocation(int index, size_t bytes, void **out)
 {
     const driver &d = the_driver();
     CUmemAllocationProp p = properties(index);
@@ -210,7 +210,7 @@ ms_status ms__cuda_alloc(int index, size_t bytes, void **out)
 {
     MS_TRY(ms__cuda_use(index));
     if (way == UNDECIDED) MS_TRY(decide(index, NULL));
-    if (way == DESCRIPTORS) return create(index, bytes, out);
+    if (way == DESCRIPTORS) return create_allocation(index, bytes, out);
     cudaError_t e = cudaMalloc(out, bytes);
     if (e == cudaErrorMemoryAllocation) {
         cudaGetLastError();
@@ -221,7 +221,7 @@ ms_status ms__cuda_alloc(int index, size_t bytes, void **out)
     MS_TRY(decide(index, *out));
     if (way != DESCRIPTORS) return MS_OK;
     void *apart;
-    if (create(index, bytes, &apart) != MS_OK) {
+    if (create_allocation(index, bytes, &apart) != MS_OK) {
         way = IPC;  // sharing will fail, with a message
         return MS_OK;
     }
@@ -233,7 +233,7 @@ ms_status ms__cuda_alloc(int index, size_t bytes, void **out)
 void ms__cuda_free(int index, void *p)
 {
     if (ms__cuda_use(index) != MS_OK) return;
-    size_t size = size_of(p);
+    size_t size = size_of_allocation(p);
     if (size) unmap(index, p, size);
     else ms__cuda_released(cudaFree(p), index, "cudaFree", p);
 }
@@ -246,7 +246,7 @@ ms_status ms__cuda_share(void *p, uint8_t handle[MS_CUDA_HANDLE])
     static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
     if (way == STAGING)
         return ms__fail(MS_EUNSUPPORTED, "cuda: memory at %p is not shared: MOONSHARD_CUDA_SHARE is staging", p);
-    if (size_of(p))
+    if (size_of_allocation(p))
         return ms__fail(MS_EUNSUPPORTED, "cuda: memory at %p is shared by file descriptors, so it has no IPC handle",
                         p);
     CUDA_TRY(0, cudaIpcGetMemHandle(&h, p), "sharing memory at %p", p);
@@ -266,7 +266,7 @@ ms_status ms__cuda_open(int index, const uint8_t handle[MS_CUDA_HANDLE], void **
 void ms__cuda_close(int index, void *p)
 {
     if (ms__cuda_use(index) != MS_OK) return;
-    size_t size = size_of(p);
+    size_t size = size_of_allocation(p);
     if (size) unmap(index, p, size);
     else ms__cuda_released(cudaIpcCloseMemHandle(p), index, "cudaIpcCloseMemHandle", p);
 }
@@ -274,7 +274,7 @@ void ms__cuda_close(int index, void *p)
 ms_status ms__cuda_to_fd(void *p, int *fd, size_t *bytes)
 {
     *fd = -1;
-    if (!(*bytes = size_of(p))) return MS_OK;
+    if (!(*bytes = size_of_allocation(p))) return MS_OK;
     const driver &d = the_driver();
     CUmemGenericAllocationHandle h;
     DRIVER_TRY(0, "cuMemRetainAllocationHandle", d.cuMemRetainAllocationHandle_(&h, p), "sharing memory at %p", p);

@@ -17,14 +17,14 @@ struct draw {
 };
 
 // Gets the block of four words that two elements share: element k, at an even position of the whole tensor, and k + 1.
-static __device__ __forceinline__ void draw_words(const draw &d, const rng &r, int64_t k, uint32_t *w)
+static __device__ __forceinline__ void draw_four_words(const draw &d, const rng &r, int64_t k, uint32_t *w)
 {
     ms_philox(r.seed, r.offset, (d.place + (uint64_t)k) >> 1, &w[0], &w[1], &w[2], &w[3]);
 }
 static __device__ __forceinline__ void draw_floats(const draw &d, const rng &r, int64_t k, float *v)
 {
     uint32_t w[4];
-    draw_words(d, r, k, w);
+    draw_four_words(d, r, k, w);
     if (d.kind == NORMAL) return ms_draw_normal_f32(w[0], w[2], (float)d.f[0], (float)d.f[1], &v[0], &v[1]);
     UNROLL
     for (int h = 0; h < 2; h++)
@@ -35,7 +35,7 @@ static __device__ __forceinline__ void draw_floats(const draw &d, const rng &r, 
 static __device__ inline void draw_doubles(const draw &d, const rng &r, int64_t k, double *v)
 {
     uint32_t w[4];
-    draw_words(d, r, k, w);
+    draw_four_words(d, r, k, w);
     if (d.kind == NORMAL) return ms_draw_normal_f64(w, d.f[0], d.f[1], v);
     for (int h = 0; h < 2; h++)
         v[h] = d.kind == UNIFORM ? ms_draw_uniform_f64(w[2 * h], w[2 * h + 1], d.f[0], d.f[1] - d.f[0], d.limit)
@@ -44,7 +44,7 @@ static __device__ inline void draw_doubles(const draw &d, const rng &r, int64_t 
 static __device__ inline void draw_integers(const draw &d, const rng &r, int64_t k, int64_t *v)
 {
     uint32_t w[4];
-    draw_words(d, r, k, w);
+    draw_four_words(d, r, k, w);
     int64_t low = (int64_t)d.f[0];
     uint64_t width = (uint64_t)(int64_t)d.f[1] - (uint64_t)low;
     for (int h = 0; h < 2; h++) v[h] = ms_draw_integer(w[2 * h], w[2 * h + 1], low, width);
@@ -53,10 +53,10 @@ static __device__ inline void draw_integers(const draw &d, const rng &r, int64_t
 // The index of the first of a thread's WIDE elements. If out[0] is at an odd position of the whole tensor, the index is
 // one lower, so the first thread begins at -1: out[0] uses the second half of its block of words, and the first
 // half is unused.
-static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
+static __device__ inline int64_t first_word_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {
-    int64_t k = first_of(d);
+    int64_t k = first_word_of(d);
     rng r = rng_now(d.random);
     for (int j = 0; j < WIDE && k + j < d.n; j += 2) {
         T v[2];
@@ -72,7 +72,7 @@ template <class S> __global__ void draw_kernel(draw d)
     if constexpr (std::is_same_v<S, int64_t>) draw_each<S>(d, draw_integers);
     else if constexpr (std::is_same_v<S, double>) draw_each<S>(d, draw_doubles);
     else {
-        int64_t k = first_of(d);
+        int64_t k = first_word_of(d);
         S *to = (S *)d.out + k;
         float v[WIDE];
         if (k >= d.n) return;
@@ -86,7 +86,7 @@ template <class S> __global__ void draw_kernel(draw d)
     }
 }
 
-static ms_status fill(ms_call *c, int kind, int n_f)
+static ms_status fill_random_call(ms_call *c, int kind, int n_f)
 {
     ms_tensor *t = c->out[0], *whole;
     if (t->numel == 0) return MS_OK;
@@ -114,10 +114,10 @@ static ms_status fill(ms_call *c, int kind, int n_f)
     ms__release(whole);
     return st;
 }
-static ms_status run_rand(ms_call *c) { return fill(c, UNIFORM, 2); }
-static ms_status run_randn(ms_call *c) { return fill(c, NORMAL, 2); }
-static ms_status run_randint(ms_call *c) { return fill(c, INTEGERS, 2); }
-static ms_status run_trunc_normal(ms_call *c) { return fill(c, TRUNCATED, 4); }
+static ms_status run_rand(ms_call *c) { return fill_random_call(c, UNIFORM, 2); }
+static ms_status run_randn(ms_call *c) { return fill_random_call(c, NORMAL, 2); }
+static ms_status run_randint(ms_call *c) { return fill_random_call(c, INTEGERS, 2); }
+static ms_status run_trunc_normal(ms_call *c) { return fill_random_call(c, TRUNCATED, 4); }
 
 // ---- dropout: four elements per block of words; an element is kept where its word is not below the limit ----
 

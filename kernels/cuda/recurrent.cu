@@ -193,8 +193,6 @@ template <class S> __global__ void cell_kernel(int64_t n, const real_of<S> *carr
 
 // ---- passes ---------------------------------------------------------------------------------------
 
-static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
-
 // What the passes of a call have in common.
 struct job {
     const ms_call *c;
@@ -203,7 +201,7 @@ struct job {
     ms_steps steps;
     const ms_tensor *w, *project;
 };
-static job job_of(const ms_call *c, ms_recurrent_kind kind, const ms_tensor *like)
+static job recurrent_job_of(const ms_call *c, ms_recurrent_kind kind, const ms_tensor *like)
 {
     return { c, index_of(like), ms__device(like), (int)like->dtype, kind, {}, NULL, NULL };
 }
@@ -216,7 +214,8 @@ struct matrix {
     const void *data;
     int64_t rs, cs;
 };
-static ms_status multiply(const job &j, const int64_t *sizes, const matrix &a, const matrix &b, void *to, int to_type)
+static ms_status multiply_step(const job &j, const int64_t *sizes, const matrix &a, const matrix &b, void *to,
+                               int to_type)
 {
     product p = product_of(j.c->op->name, j.dtype, sizes[0], sizes[1], sizes[2]);
     p.a = a.data, p.a_rs = a.rs, p.a_cs = a.cs;
@@ -237,13 +236,14 @@ template <class S, int KIND> static ms_status forward_pass(const job &j, const p
     int64_t H = w.H, P = w.P, features = w.gates * H;
     if (w.now.n) {
         int64_t sizes[] = { w.now.n, features, P };
-        MS_TRY(multiply(j, sizes, { w.hs + w.now.at * P, P, 1 }, { ms__data(j.w), 1, P }, w.sums, sums_type<S>()));
+        MS_TRY(multiply_step(j, sizes, { w.hs + w.now.at * P, P, 1 }, { ms__data(j.w), 1, P }, w.sums, sums_type<S>()));
     }
     MS_TRY(start(j, forward_kernel<S, KIND>, w.rows * H, w));
     if (!w.project) return MS_OK;
     if (w.now.n) {
         int64_t sizes[] = { w.now.n, P, H };
-        MS_TRY(multiply(j, sizes, { w.unprojected, H, 1 }, { ms__data(j.project), 1, H }, w.y + w.now.at * P, j.dtype));
+        MS_TRY(multiply_step(j, sizes, { w.unprojected, H, 1 }, { ms__data(j.project), 1, H }, w.y + w.now.at * P,
+                             j.dtype));
     }
     return start(j, leave_kernel<S>, w.rows * P, w);
 }
@@ -253,19 +253,20 @@ template <class S, int KIND> static ms_status backward_pass(const job &j, const 
     int64_t H = w.H, P = w.P, features = w.gates * H;
     if (w.now.n) {
         int64_t sizes[] = { w.now.n, P, features };
-        MS_TRY(multiply(j, sizes, { w.da + w.now.at * features, features, 1 }, { ms__data(j.w), P, 1 }, w.sums,
-                        sums_type<S>()));
+        MS_TRY(multiply_step(j, sizes, { w.da + w.now.at * features, features, 1 }, { ms__data(j.w), P, 1 }, w.sums,
+                             sums_type<S>()));
     }
     MS_TRY(start(j, backward_kernel<S, KIND>, w.rows * P, w));
     if (!w.project || !w.next.n) return MS_OK;
     int64_t sizes[] = { w.next.n, H, P };
-    MS_TRY(multiply(j, sizes, { w.dprojected + w.next.at * P, P, 1 }, { ms__data(j.project), H, 1 }, w.sums,
-                    sums_type<S>()));
+    MS_TRY(multiply_step(j, sizes, { w.dprojected + w.next.at * P, P, 1 }, { ms__data(j.project), H, 1 }, w.sums,
+                         sums_type<S>()));
     return start(j, unproject_kernel<S>, w.next.n * H, w);
 }
 
 template <class S>
-static ms_status make_passes(const job &j, pass<S> &w, bool back, ms_status (*pass_of)(const job &, const pass<S> &))
+static ms_status make_cuda_passes(const job &j, pass<S> &w, bool back,
+                                  ms_status (*pass_of)(const job &, const pass<S> &))
 {
     w.now = {};
     w.next = ms__first_step(&j.steps, back);
@@ -310,11 +311,11 @@ template <class S, int KIND> static ms_status forward(const job &j, const held_i
     if (w.project) MS_TRY(units.alloc(c, j.device, N * w.H * (int64_t)sizeof(S)));
     w.sums = (T *)sums.data;
     w.unprojected = (S *)units.data;
-    return make_passes(j, w, false, forward_pass<S, KIND>);
+    return make_cuda_passes(j, w, false, forward_pass<S, KIND>);
 }
 
 // dw [m, n] = d^T s over all rows; sums: the sums of d's columns, or NULL.
-static ms_status weight_gradient(const job &j, const ms_tensor *d, const void *s, ms_tensor *dw, ms_tensor *sums)
+static ms_status step_weight_gradient(const job &j, const ms_tensor *d, const void *s, ms_tensor *dw, ms_tensor *sums)
 {
     int64_t m = d->shape[1], n = dw ? dw->shape[1] : 0;
     bool summed = false;
@@ -384,9 +385,9 @@ template <class S, int KIND> static ms_status backward(const job &j, const held_
     MS_TRY(carried.alloc(c, j.device, N * H * (int64_t)sizeof(T)));
     w.sums = (T *)sums.data;
     w.carried = (T *)carried.data;
-    MS_TRY(make_passes(j, w, true, backward_pass<S, KIND>));
-    MS_TRY(weight_gradient(j, da, w.hs, dw, db));
-    if (dproject) MS_TRY(weight_gradient(j, projected.t, w.unprojected, dproject, NULL));
+    MS_TRY(make_cuda_passes(j, w, true, backward_pass<S, KIND>));
+    MS_TRY(step_weight_gradient(j, da, w.hs, dw, db));
+    if (dproject) MS_TRY(step_weight_gradient(j, projected.t, w.unprojected, dproject, NULL));
     if (!w.dc0) return MS_OK;
     grid n = grid_of(N * H);
     return launch(c->op->name, j.index, cell_kernel<S>, n.blocks, n.threads, N * H, (const T *)w.carried, w.dc0);
@@ -396,8 +397,8 @@ template <class S, int KIND> static ms_status backward(const job &j, const held_
 
 template <int KIND> static ms_status run_forward(ms_call *c)
 {
-    job j = job_of(c, (ms_recurrent_kind)KIND, c->in[MS_RECURRENT_X]);
-    MS_TRY(ms__steps_of(c, c->in[MS_RECURRENT_X], input(c, MS_RECURRENT_SIZES), &j.steps));
+    job j = recurrent_job_of(c, (ms_recurrent_kind)KIND, c->in[MS_RECURRENT_X]);
+    MS_TRY(ms__steps_of(c, c->in[MS_RECURRENT_X], ms__recurrent_in(c, MS_RECURRENT_SIZES), &j.steps));
     if (c->out[MS_RECURRENT_Y]->numel == 0) return MS_OK;
     held_inputs h;
     MS_TRY(h.hold(c, MS_RECURRENT_SIZES));
@@ -411,7 +412,7 @@ template <int KIND> static ms_status run_forward(ms_call *c)
 template <int KIND> static ms_status run_backward(ms_call *c)
 {
     const ms_tensor *hs = c->in[MS_RECURRENT_BACK_HS];
-    job j = job_of(c, (ms_recurrent_kind)KIND, hs);
+    job j = recurrent_job_of(c, (ms_recurrent_kind)KIND, hs);
     MS_TRY(ms__steps_of(c, hs, c->in[MS_RECURRENT_BACK_SIZES], &j.steps));
     if (hs->numel == 0) {
         for (int k = 0; k < c->n_out; k++) MS_TRY(ms__cuda_fill_tensor(c->out[k], 0));

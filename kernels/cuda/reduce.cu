@@ -4,32 +4,32 @@
 #include "cuda/fold.h"
 #include "cuda/product.h"
 
-static fold_plan plan_of(const ms_call *c, int first_dim)
+static fold_plan fold_plan_of(const ms_call *c, int first_dim)
 {
     return make_plan(c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
 }
-static ms_status room_for(const ms_call *c, scratch *room, int64_t outputs)
+static ms_status room_for_segments(const ms_call *c, scratch *room, int64_t outputs)
 {
     return room->alloc(c, ms__device(c->in[0]), outputs * (int64_t)sizeof(double));
 }
 
-static ms_status simple(ms_call *c, int first_dim, int kind, int how)
+static ms_status simple_call(ms_call *c, int first_dim, int kind, int how)
 {
-    fold_plan p = plan_of(c, first_dim);
+    fold_plan p = fold_plan_of(c, first_dim);
     ms_tensor *o = c->out[0];
     ending e = { how, (double)p.length };
     if (is_real(c->in[0])) return run_fold<double>(c->op->name, o, p, { kind }, e, tensor_of(o));
     return run_fold<int64_t>(c->op->name, o, p, { kind }, e, tensor_of(o));
 }
-static ms_status run_sum(ms_call *c) { return simple(c, 1, SUM, AS_IS); }
-static ms_status run_mean(ms_call *c) { return simple(c, 1, SUM, MEAN); }
-static ms_status run_prod(ms_call *c) { return simple(c, 1, PROD, AS_IS); }
-static ms_status run_all(ms_call *c) { return simple(c, 1, COUNT, ALL); }
-static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY); }
-static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS); }
-static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS); }
-static ms_status run_amax(ms_call *c) { return simple(c, 1, LARGEST, AS_IS); }
-static ms_status run_amin(ms_call *c) { return simple(c, 1, SMALLEST, AS_IS); }
+static ms_status run_sum(ms_call *c) { return simple_call(c, 1, SUM, AS_IS); }
+static ms_status run_mean(ms_call *c) { return simple_call(c, 1, SUM, MEAN); }
+static ms_status run_prod(ms_call *c) { return simple_call(c, 1, PROD, AS_IS); }
+static ms_status run_all(ms_call *c) { return simple_call(c, 1, COUNT, ALL); }
+static ms_status run_any(ms_call *c) { return simple_call(c, 1, COUNT, ANY); }
+static ms_status run_max_all(ms_call *c) { return simple_call(c, 0, LARGEST, AS_IS); }
+static ms_status run_min_all(ms_call *c) { return simple_call(c, 0, SMALLEST, AS_IS); }
+static ms_status run_amax(ms_call *c) { return simple_call(c, 1, LARGEST, AS_IS); }
+static ms_status run_amin(ms_call *c) { return simple_call(c, 1, SMALLEST, AS_IS); }
 
 static ms_status run_norm(ms_call *c)
 {
@@ -41,37 +41,40 @@ static ms_status run_norm(ms_call *c)
                : e == -INFINITY ? ABS_SMALLEST
                                 : POWER_SUM;
     ending how = { kind == SQUARE_SUM ? ROOT : kind == POWER_SUM ? INVERSE_POWER : AS_IS, e };
-    return run_fold<double>(c->op->name, c->out[0], plan_of(c, 1), { kind, NULL, e }, how, tensor_of(c->out[0]));
+    return run_fold<double>(c->op->name, c->out[0], fold_plan_of(c, 1), { kind, NULL, e }, how, tensor_of(c->out[0]));
 }
 
 // Computes the mean, then the squared deviations from it. The call's number: correction; integers: keepdim, dims.
-static ms_status variance(ms_call *c, int how)
+static ms_status variance_call(ms_call *c, int how)
 {
-    fold_plan p = plan_of(c, 1);
+    fold_plan p = fold_plan_of(c, 1);
     const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     scratch room;
     if (p.outputs == 0) return MS_OK;
     double n = (double)p.length, divisor = n - (c->n_f > 0 ? c->f[0] : 1);
-    MS_TRY(room_for(c, &room, p.outputs));
+    MS_TRY(room_for_segments(c, &room, p.outputs));
     double *mean = (double *)room.data;
     MS_TRY(run_fold<double>(what, o, p, { SUM }, { MEAN, n }, doubles_of(mean)));
     return run_fold<double>(what, o, p, { DEVIATION, mean }, { how, divisor > 0 ? divisor : 0 }, tensor_of(o));
 }
-static ms_status run_var(ms_call *c) { return variance(c, MEAN); }
-static ms_status run_std(ms_call *c) { return variance(c, STD); }
+static ms_status run_var(ms_call *c) { return variance_call(c, MEAN); }
+static ms_status run_std(ms_call *c) { return variance_call(c, STD); }
 
-static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
+static unsigned call_dim(const ms_call *c)
+{
+    return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i);
+}
 
 // m + log(sum(exp(x - m))), where m is the maximum, or 0 if the maximum is infinite or NaN.
 static ms_status run_logsumexp(ms_call *c)
 {
-    fold_plan p = make_plan(c->in[0], one_dim(c));
+    fold_plan p = make_plan(c->in[0], call_dim(c));
     const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     scratch room;
     if (p.outputs == 0) return MS_OK;
-    MS_TRY(room_for(c, &room, p.outputs));
+    MS_TRY(room_for_segments(c, &room, p.outputs));
     double *most = (double *)room.data;
     MS_TRY(run_fold<double>(what, o, p, { LARGEST }, { FINITE_OR_0 }, doubles_of(most)));
     return run_fold<double>(what, o, p, { EXP_SUM, most }, { PLUS_LOG, 0, most }, tensor_of(o));
@@ -86,7 +89,7 @@ template <class S> __global__ void dense_find_kernel(fold_plan p, int width, con
     __shared__ int64_t shared[WARPS];
     int64_t i = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, m = i / p.segments, s = i % p.segments;
     if (m >= p.outputs) return;
-    span part = span_of(p, s);
+    span part = segment_span(p, s);
     const S *row = (const S *)(p.data + offset_of(m, p.nk, p.kshape, p.kstride)) + part.from;
     int64_t n = part.to - part.from, found = INT64_MAX;
     double w = wide[m];
@@ -109,7 +112,7 @@ template <class W> __global__ void find_kernel(fold_plan p, int width, const W *
     int64_t i = GLOBAL_INDEX / width, m = width > 1 ? i / p.segments : i % p.outputs,
             s = width > 1 ? i % p.segments : i / p.outputs, found = INT64_MAX;
     if (m >= p.outputs || s >= p.segments) return;
-    span part = span_of(p, s);
+    span part = segment_span(p, s);
     const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
     W w = wide[m];
     for (int64_t k = part.from + (int64_t)threadIdx.x % width; k < part.to && found == INT64_MAX; k += width) {
@@ -140,7 +143,7 @@ static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tens
     int index = index_of(c->in[0]);
     int64_t *out = (int64_t *)ms__data(positions);
     scratch room, parts;
-    MS_TRY(room_for(c, &room, p.outputs));
+    MS_TRY(room_for_segments(c, &room, p.outputs));
     W *wide = (W *)room.data;
     ending keep = { AS_IS, 0, NULL, wide };
     MS_TRY(run_fold<W>(what, c->in[0], p, { kind }, keep, values ? tensor_of(values) : target {}));
@@ -150,17 +153,17 @@ static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tens
     return join_segments<int64_t>(what, index, p, SMALLEST, (const int64_t *)parts.data,
                                   { NULL, {}, tensor_of(positions) });
 }
-static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *positions)
+static ms_status extreme_call(ms_call *c, int kind, ms_tensor *values, ms_tensor *positions)
 {
-    fold_plan p = make_plan(c->in[0], one_dim(c));
+    fold_plan p = make_plan(c->in[0], call_dim(c));
     if (p.outputs == 0) return MS_OK;
     return is_real(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions)
                              : extreme_typed<int64_t>(c, p, kind, values, positions);
 }
-static ms_status run_max(ms_call *c) { return extreme(c, LARGEST, c->out[0], c->out[1]); }
-static ms_status run_min(ms_call *c) { return extreme(c, SMALLEST, c->out[0], c->out[1]); }
-static ms_status run_argmax(ms_call *c) { return extreme(c, LARGEST, NULL, c->out[0]); }
-static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->out[0]); }
+static ms_status run_max(ms_call *c) { return extreme_call(c, LARGEST, c->out[0], c->out[1]); }
+static ms_status run_min(ms_call *c) { return extreme_call(c, SMALLEST, c->out[0], c->out[1]); }
+static ms_status run_argmax(ms_call *c) { return extreme_call(c, LARGEST, NULL, c->out[0]); }
+static ms_status run_argmin(ms_call *c) { return extreme_call(c, SMALLEST, NULL, c->out[0]); }
 
 // ---- cumsum: scans along lines of one dimension ----
 
@@ -170,7 +173,7 @@ struct lines {
     int ndim;
     int64_t count, length, shape[MS_MAX_DIMS], a[MS_MAX_DIMS], b[MS_MAX_DIMS];
 };
-static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
+static lines reduced_lines_of(const ms_tensor *x, const ms_tensor *o, int d)
 {
     lines l = {};
     l.length = x->ndim ? x->shape[d] : 1;
@@ -287,8 +290,8 @@ template <class E> __global__ void scan_kernel(lines l, line_data from, line_dat
         if (k < last) E::store(to, o, at, l.length, v);
     }
 }
-static __device__ inline double add(double a, double b) { return a + b; }
-static __device__ inline int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
+static __device__ inline double add_wrapping(double a, double b) { return a + b; }
+static __device__ inline int64_t add_wrapping(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
 // A scan with one thread per line: for lines that are short or many, and not dense elements of a floating-point type.
 template <class W> __global__ void scan_lines_kernel(lines l, line_data from, line_data to, bool back)
 {
@@ -299,7 +302,7 @@ template <class W> __global__ void scan_lines_kernel(lines l, line_data from, li
     W total = 0;
     for (int64_t j = 0; j < l.length; j++) {
         int64_t k = back ? l.length - 1 - j : j;
-        total = add(total, value<W>::load(from.dtype, x + k * from.step));
+        total = add_wrapping(total, value<W>::load(from.dtype, x + k * from.step));
         value<W>::store(to.dtype, o + k * to.step, total);
     }
 }
@@ -329,7 +332,7 @@ static ms_status run_cumsum(ms_call *c)
         MS_TRY(h.hold(c, 1));
         x = h.in[0];
     }
-    lines l = lines_of(x, o, d);
+    lines l = reduced_lines_of(x, o, d);
     line_data from = line_data_of(x, d), to = line_data_of(o, d);
     bool back = c->n_i > 1 && c->i[1], real = x->dtype <= MS_BF16;
     int size = ms__dtype_size(x->dtype);
@@ -358,7 +361,7 @@ struct prod_job {
     const double *others, *filled;
     bool packed;  // x is contiguous
 };
-static void add_dim(prod_job *p, int64_t size, int64_t x, int64_t g, int64_t m)
+static void add_prod_dim(prod_job *p, int64_t size, int64_t x, int64_t g, int64_t m)
 {
     int d = p->ndim - 1;
     if (size == 1) return;
@@ -403,7 +406,7 @@ static ms_status run_prod_backward(ms_call *c)
     int64_t step[MS_MAX_DIMS] = {}, all = 1;
     for (int d = x->ndim - 1; d >= 0; d--)
         if (!(dims >> d & 1)) step[d] = all, all *= x->shape[d];
-    for (int d = 0; d < x->ndim; d++) add_dim(&p, x->shape[d], x->stride[d], g->stride[d], step[d]);
+    for (int d = 0; d < x->ndim; d++) add_prod_dim(&p, x->shape[d], x->stride[d], g->stride[d], step[d]);
     if (p.ndim == 0) p.shape[p.ndim++] = 1;
     grid n = grid_of(up(p.n, WIDE));
 #define PROD(S, T)                                                                                      \

@@ -57,7 +57,7 @@ static bool too_old(int index, char *text, size_t n)
 }
 
 // Makes streams that do not wait for the legacy default stream, and the memory in which kernels record errors.
-static ms_status prepare(int index)
+static ms_status prepare_device(int index)
 {
     gpu *g = &gpus[index];
     char text[512];
@@ -94,7 +94,7 @@ ms_status ms__cuda_use(int index)
     if (current == index) return MS_OK;
     current = -1;  // until the device is ready: the next call tries again
     CUDA_TRY(index, cudaSetDevice(index), "choosing the device");
-    if (!gpus[index].ready) MS_TRY(prepare(index));
+    if (!gpus[index].ready) MS_TRY(prepare_device(index));
     current = index;
     return MS_OK;
 }
@@ -107,7 +107,7 @@ static void *native_stream(int index, int kind)
 }
 ms_complaint *ms__complaints(int index) { return gpus[index].complaint_there; }
 
-static int start(const ms_cuda_engine *engine, char *text, size_t n)
+static int start_plugin(const ms_cuda_engine *engine, char *text, size_t n)
 {
     ms__engine = engine;
     int count = 0, driver = 0, runtime = 0;
@@ -131,7 +131,7 @@ static int start(const ms_cuda_engine *engine, char *text, size_t n)
     return -1;
 }
 
-static ms_status describe(int index, char *text, size_t n)
+static ms_status describe_gpu(int index, char *text, size_t n)
 {
     cudaDeviceProp p;
     CUDA_TRY(index, cudaGetDeviceProperties(&p, index), "reading the properties of the device");
@@ -152,7 +152,7 @@ static void host_free(void *p) { cudaFreeHost(p); }
 #if defined(MS_EMULATED)
 // Tells AddressSanitizer that of the `size` bytes at p only the first `used` may be accessed: in stream order, because
 // kernels queued earlier may still use the others.
-static void mark(int index, void *p, size_t used, size_t size)
+static void mark_used(int index, void *p, size_t used, size_t size)
 {
 #if defined(__SANITIZE_ADDRESS__)
     if (ms__cuda_use(index)) return;
@@ -168,7 +168,7 @@ static void mark(int index, void *p, size_t used, size_t size)
 
 // ---- copies ----
 
-static ms_status copy(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way)
+static ms_status copy_between(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way)
 {
     static const cudaMemcpyKind kinds[] = { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
                                             cudaMemcpyHostToDevice };
@@ -186,7 +186,7 @@ static ms_status copy(int index, int stream, void *dst, const void *src, size_t 
     return MS_OK;
 }
 
-static ms_status fill(int index, int stream, void *p, int byte, size_t bytes)
+static ms_status fill_bytes(int index, int stream, void *p, int byte, size_t bytes)
 {
     MS_TRY(ms__cuda_use(index));
     CUDA_TRY(index, cudaMemsetAsync(p, byte, bytes, gpus[index].stream[stream]), "%zu bytes", bytes);
@@ -203,7 +203,7 @@ static ms_status copy_lines(int index, int stream, const ms_cuda_lines *l)
     return MS_OK;
 }
 
-static ms_status pin(void *p, size_t bytes)
+static ms_status pin_host(void *p, size_t bytes)
 {
     CUDA_TRY(current < 0 ? 0 : current, cudaHostRegister(p, bytes, cudaHostRegisterDefault), "pinning %zu bytes",
              bytes);
@@ -260,7 +260,7 @@ static ms_status new_event(int index, unsigned flags, event **out)
     return MS_OK;
 }
 
-static void drop(void *p)
+static void drop_event(void *p)
 {
     event *e = (event *)p;
     if (e->shared) {
@@ -281,7 +281,7 @@ static ms_status event_record(int index, int stream, void *e)
     return MS_OK;
 }
 
-static ms_status record(int index, int stream, void **out)
+static ms_status record_event(int index, int stream, void **out)
 {
     event *e;
     MS_TRY(ms__cuda_use(index));
@@ -291,7 +291,7 @@ static ms_status record(int index, int stream, void **out)
     }
     if (!e) MS_TRY(new_event(index, 0, &e));
     ms_status st = event_record(index, stream, e);
-    if (st != MS_OK) drop(e);
+    if (st != MS_OK) drop_event(e);
     else *out = e;
     return st;
 }
@@ -326,7 +326,7 @@ static ms_status event_new(int index, void **out, uint8_t handle[MS_CUDA_HANDLE]
     e->shared = true;
     cudaError_t st = cudaIpcGetEventHandle(&h, e->event);
     if (st != cudaSuccess) {
-        drop(e);
+        drop_event(e);
         return ms__cuda_failed(st, "cudaIpcGetEventHandle", index, "sharing an event");
     }
     memcpy(handle, &h, sizeof h);
@@ -415,15 +415,15 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
 {
     void *free = NULL, *there = NULL;
     MS_TRY(ms__cuda_use(to));
-    MS_TRY(record(to, MS_STREAM_COMPUTE, &free));
+    MS_TRY(record_event(to, MS_STREAM_COMPUTE, &free));
     ms_status st = stream_wait(from, MS_STREAM_COMPUTE, free);
-    drop(free);
+    drop_event(free);
     MS_TRY(st);
     CUDA_TRY(from, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, gpus[from].stream[MS_STREAM_COMPUTE]),
              "copying %zu bytes to cuda:%d", bytes, to);
-    MS_TRY(record(from, MS_STREAM_COMPUTE, &there));
+    MS_TRY(record_event(from, MS_STREAM_COMPUTE, &there));
     st = stream_wait(to, MS_STREAM_COMPUTE, there);
-    drop(there);
+    drop_event(there);
     return st;
 }
 
@@ -488,23 +488,23 @@ static ms_cuda_table table()
     t.version = MS_CUDA_TABLE_VERSION;
 #if defined(MS_EMULATED)
     t.separate = !ms_shim::read_modes().chunks;  // clang initialises this table before ms_shim::mode
-    t.mark = mark;
+    t.mark = mark_used;
 #endif
-    t.start = start;
-    t.describe = describe;
+    t.start = start_plugin;
+    t.describe = describe_gpu;
     t.alloc = ms__cuda_alloc;
     t.free = ms__cuda_free;
     t.host_alloc = host_alloc;
     t.host_free = host_free;
-    t.copy = copy;
+    t.copy = copy_between;
     t.copy_peer = copy_peer;
-    t.fill = fill;
+    t.fill = fill_bytes;
     t.sync = sync;
-    t.record = record;
+    t.record = record_event;
     t.done = done;
     t.wait = wait;
     t.stream_wait = stream_wait;
-    t.drop = drop;
+    t.drop = drop_event;
     t.share = ms__cuda_share;
     t.open = ms__cuda_open;
     t.close = ms__cuda_close;
@@ -525,7 +525,7 @@ static ms_cuda_table table()
     t.ranks.copy_lines = copy_lines;
     t.ranks.reduce = ms__cuda_reduce_ranks;
     t.ranks.copy_all = ms__cuda_copy_all;
-    t.ranks.pin = pin;
+    t.ranks.pin = pin_host;
     t.ranks.pause = pause;
     t.ranks.native_stream = native_stream;
     t.ranks.finish = ms__cuda_finish;

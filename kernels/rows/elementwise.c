@@ -74,20 +74,20 @@ static ms_status check_modulo(ms_call *c)
     if (dtype == MS_BOOL) return no_bool(c, c->in[0]);
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
-static ms_status whole(const ms_call *c, const ms_tensor *t)
+static ms_status check_whole(const ms_call *c, const ms_tensor *t)
 {
     if (!ms__is_float(t->dtype)) return MS_OK;
     return ms__call_fail(c, "integer or bool tensors are expected, got %s; cast it first", ms__tensor_text(t));
 }
 static ms_status check_bits(ms_call *c)
 {
-    for (int k = 0; k < 2; k++) MS_TRY(whole(c, c->in[k]));
+    for (int k = 0; k < 2; k++) MS_TRY(check_whole(c, c->in[k]));
     return check_binary(c);
 }
 // Sets the number that tells the kernel whether the tensor is bool.
 static ms_status check_bits_of_one(ms_call *c)
 {
-    MS_TRY(whole(c, c->in[0]));
+    MS_TRY(check_whole(c, c->in[0]));
     c->f[0] = c->in[0]->dtype == MS_BOOL;
     c->n_f = 1;
     return ms__call_out_like(c, 0, c->in[0]);
@@ -102,7 +102,7 @@ static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, 
 static int category(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
 // Makes in[0] the output of an in-place call. b must broadcast to in[0], and the category of `dtype`, the result's,
 // must not be above that of in[0].
-static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
+static ms_status check_in_place(ms_call *c, const ms_tensor *b, int dtype)
 {
     const ms_tensor *a = c->in[0];
     MS_TRY(ms__check_writable(c));
@@ -123,28 +123,28 @@ static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
 static ms_status check_number_(ms_call *c)
 {
     if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
-    return in_place(c, NULL, c->in[0]->dtype);
+    return check_in_place(c, NULL, c->in[0]->dtype);
 }
 static ms_status check_real_(ms_call *c)
 {
-    return in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : ms__state.default_dtype);
+    return check_in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : ms__state.default_dtype);
 }
 static ms_status check_add_(ms_call *c)
 {
     int dtype = ms__result_dtype(c->in[0], c->in[1]);
     if (MS_UNLIKELY(c->n_f)) MS_TRY(check_alpha(c, dtype));
-    return in_place(c, c->in[1], dtype);
+    return check_in_place(c, c->in[1], dtype);
 }
 static ms_status check_sub_(ms_call *c)
 {
     if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL && c->in[1]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
     return check_add_(c);
 }
-static ms_status check_mul_(ms_call *c) { return in_place(c, c->in[1], ms__result_dtype(c->in[0], c->in[1])); }
+static ms_status check_mul_(ms_call *c) { return check_in_place(c, c->in[1], ms__result_dtype(c->in[0], c->in[1])); }
 static ms_status check_div_(ms_call *c)
 {
     int dtype = ms__result_dtype(c->in[0], c->in[1]);
-    return in_place(c, c->in[1], ms__is_float(dtype) ? dtype : ms__state.default_dtype);
+    return check_in_place(c, c->in[1], ms__is_float(dtype) ? dtype : ms__state.default_dtype);
 }
 
 static ms_status need_number(const ms_call *c)
@@ -190,7 +190,7 @@ static ms_status check_scalar_(ms_call *c)
 {
     int dtype;
     MS_TRY(scalar_dtype(c, &dtype));
-    return in_place(c, NULL, dtype);
+    return check_in_place(c, NULL, dtype);
 }
 static ms_status check_power(const ms_call *c)
 {
@@ -220,7 +220,7 @@ static ms_status check_real_scalar(ms_call *c)
 static ms_status check_real_scalar_(ms_call *c)
 {
     MS_TRY(need_number(c));
-    return in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : ms__state.default_dtype);
+    return check_in_place(c, NULL, ms__is_float(c->in[0]->dtype) ? c->in[0]->dtype : ms__state.default_dtype);
 }
 static ms_status check_compare_scalar(ms_call *c)
 {
@@ -246,7 +246,7 @@ static ms_status check_clamp(ms_call *c)
 static ms_status check_clamp_(ms_call *c)
 {
     MS_TRY(clamp_bounds(c));
-    return in_place(c, NULL, c->in[0]->dtype);
+    return check_in_place(c, NULL, c->in[0]->dtype);
 }
 
 static ms_status check_equal(ms_call *c) { return ms__call_out(c, 0, MS_BOOL, ms__device(c->in[0]), 0, NULL); }
@@ -300,7 +300,7 @@ static ms_status check_lerp_(ms_call *c)
 {
     MS_TRY(need_number(c));
     MS_TRY(one_dtype(c));
-    return in_place(c, c->in[1], c->in[0]->dtype);
+    return check_in_place(c, c->in[1], c->in[0]->dtype);
 }
 static ms_status check_three(ms_call *c)
 {
@@ -318,7 +318,7 @@ static ms_status check_three_(ms_call *c)
     MS_TRY(ms__broadcast(c, c->in[1], c->in[2], &ndim, shape));
     ms_tensor both = { .ndim = (uint8_t)ndim, .dtype = c->in[0]->dtype };
     memcpy(both.shape, shape, sizeof both.shape);
-    return in_place(c, &both, c->in[0]->dtype);
+    return check_in_place(c, &both, c->in[0]->dtype);
 }
 static ms_status check_mask(const ms_call *c)
 {
@@ -340,14 +340,14 @@ static ms_status check_masked_fill(ms_call *c)
 static ms_status check_masked_fill_(ms_call *c)
 {
     MS_TRY(check_mask(c));
-    return in_place(c, c->in[1], c->in[0]->dtype);
+    return check_in_place(c, c->in[1], c->in[0]->dtype);
 }
 
 // ---- backwards --------------------------------------------------------------------------------
 
 // Sets gin[k] to *g (owned), summed to the shape and converted to the dtype of input k. st: status of the call that
 // made *g.
-static ms_status give(ms_backward_call *b, int k, ms_status st, ms_tensor **g)
+static ms_status give_gradient(ms_backward_call *b, int k, ms_status st, ms_tensor **g)
 {
     MS_TRY(st);
     return ms__grad_to(&b->gin[k], *g, &b->in_meta[k]);
@@ -361,7 +361,7 @@ static ms_status same_backward(ms_backward_call *b)
 static ms_status neg_grad(ms_backward_call *b)
 {
     ms_tensor *g;
-    return give(b, 0, ms__op1(&g, &ms__op_neg, b->gout[0]), &g);
+    return give_gradient(b, 0, ms__op1(&g, &ms__op_neg, b->gout[0]), &g);
 }
 static ms_status add_backward(ms_backward_call *b)
 {
@@ -376,7 +376,7 @@ static ms_status add_backward(ms_backward_call *b)
             ms_status st =
                 alpha == -1 ? ms__op1(&scaled, &ms__op_neg, sum) : ms__op1f(&scaled, &ms__op_mul_scalar, sum, alpha);
             ms__release(sum);
-            MS_TRY(give(b, 1, st, &scaled));
+            MS_TRY(give_gradient(b, 1, st, &scaled));
         }
     }
     return MS_OK;
@@ -384,8 +384,8 @@ static ms_status add_backward(ms_backward_call *b)
 static ms_status mul_backward(ms_backward_call *b)
 {
     ms_tensor *g;
-    if (b->need[0]) MS_TRY(give(b, 0, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[1]), &g));
-    if (b->need[1]) MS_TRY(give(b, 1, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[0]), &g));
+    if (b->need[0]) MS_TRY(give_gradient(b, 0, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[1]), &g));
+    if (b->need[1]) MS_TRY(give_gradient(b, 1, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[0]), &g));
     return MS_OK;
 }
 
@@ -408,8 +408,8 @@ static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor 
 static ms_status both_backward(ms_backward_call *b, const ms_op *first, const ms_op *second)
 {
     ms_tensor *g;
-    if (b->need[0]) MS_TRY(give(b, 0, ms__op3(&g, first, b->gout[0], b->in[0], b->in[1]), &g));
-    if (b->need[1]) MS_TRY(give(b, 1, ms__op3(&g, second, b->gout[0], b->in[0], b->in[1]), &g));
+    if (b->need[0]) MS_TRY(give_gradient(b, 0, ms__op3(&g, first, b->gout[0], b->in[0], b->in[1]), &g));
+    if (b->need[1]) MS_TRY(give_gradient(b, 1, ms__op3(&g, second, b->gout[0], b->in[0], b->in[1]), &g));
     return MS_OK;
 }
 #define GRADIENTS(NAME)                                                                             \
@@ -422,8 +422,9 @@ static ms_status both_backward(ms_backward_call *b, const ms_op *first, const ms
 static ms_status div_backward(ms_backward_call *b)
 {
     ms_tensor *g;
-    if (b->need[0]) MS_TRY(give(b, 0, ms__op2(&g, &ms__op_div, b->gout[0], b->in[1]), &g));
-    if (b->need[1]) MS_TRY(give(b, 1, ms__op3(&g, &ms__op_div_other_backward, b->gout[0], b->in[0], b->in[1]), &g));
+    if (b->need[0]) MS_TRY(give_gradient(b, 0, ms__op2(&g, &ms__op_div, b->gout[0], b->in[1]), &g));
+    if (b->need[1])
+        MS_TRY(give_gradient(b, 1, ms__op3(&g, &ms__op_div_other_backward, b->gout[0], b->in[0], b->in[1]), &g));
     return MS_OK;
 }
 static ms_status exp_grad(ms_backward_call *b) { return ms__op2(&b->gin[0], &ms__op_mul, b->gout[0], b->out[0]); }
@@ -444,7 +445,7 @@ static ms_status mul_scalar_backward(ms_backward_call *b)
 static ms_status give_scaled(ms_backward_call *b, int k, double by)
 {
     ms_tensor *g;
-    return b->need[k] ? give(b, k, ms__op1f(&g, &ms__op_mul_scalar, b->gout[0], by), &g) : MS_OK;
+    return b->need[k] ? give_gradient(b, k, ms__op1f(&g, &ms__op_mul_scalar, b->gout[0], by), &g) : MS_OK;
 }
 static ms_status lerp_grad(ms_backward_call *b)
 {
@@ -458,14 +459,14 @@ static ms_status lerp_tensor_grad(ms_backward_call *b)
         MS_TRY(ms__op2(&part, &ms__op_mul, b->gout[0], b->in[2]));
         ms_status st = ms__op2(&g, &ms__op_sub, b->gout[0], part);
         ms__release(part);
-        MS_TRY(give(b, 0, st, &g));
+        MS_TRY(give_gradient(b, 0, st, &g));
     }
-    if (b->need[1]) MS_TRY(give(b, 1, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[2]), &g));
+    if (b->need[1]) MS_TRY(give_gradient(b, 1, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[2]), &g));
     if (!b->need[2]) return MS_OK;
     MS_TRY(ms__op2(&part, &ms__op_sub, b->in[1], b->in[0]));
     ms_status st = ms__op2(&g, &ms__op_mul, b->gout[0], part);
     ms__release(part);
-    return give(b, 2, st, &g);
+    return give_gradient(b, 2, st, &g);
 }
 // addcmul, addcdiv: the first input gets the result's gradient, the others those of mul and div, times the number.
 static ms_status addc_grad(ms_backward_call *b, const ms_op *first, const ms_op *second)
@@ -476,9 +477,10 @@ static ms_status addc_grad(ms_backward_call *b, const ms_op *first, const ms_op 
     if (b->n_f && b->f[0] != 1) MS_TRY(ms__op1f(&scaled, &ms__op_mul_scalar, b->gout[0], b->f[0]));
     else scaled = ms__retain(b->gout[0]);
     ms_status st = MS_OK;
-    if (b->need[1]) st = give(b, 1, ms__op2(&g, first, scaled, b->in[2]), &g);
-    if (b->need[2] && st == MS_OK && second) st = give(b, 2, ms__op3(&g, second, scaled, b->in[1], b->in[2]), &g);
-    else if (b->need[2] && st == MS_OK) st = give(b, 2, ms__op2(&g, first, scaled, b->in[1]), &g);
+    if (b->need[1]) st = give_gradient(b, 1, ms__op2(&g, first, scaled, b->in[2]), &g);
+    if (b->need[2] && st == MS_OK && second)
+        st = give_gradient(b, 2, ms__op3(&g, second, scaled, b->in[1], b->in[2]), &g);
+    else if (b->need[2] && st == MS_OK) st = give_gradient(b, 2, ms__op2(&g, first, scaled, b->in[1]), &g);
     ms__release(scaled);
     return st;
 }
@@ -488,12 +490,12 @@ static ms_status masked_fill_grad(ms_backward_call *b)
 {
     ms_tensor *g;
     if (b->need[0])
-        MS_TRY(give(b, 0,
-                    ms__run_op(&ms__op_masked_fill,
-                               &(ms_op_args) { 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, .n_f = 1,
-                                               .f = (double[]) { 0 } },
-                               1, &g),
-                    &g));
+        MS_TRY(give_gradient(b, 0,
+                             ms__run_op(&ms__op_masked_fill,
+                                        &(ms_op_args) { 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, .n_f = 1,
+                                                        .f = (double[]) { 0 } },
+                                        1, &g),
+                             &g));
     return MS_OK;
 }
 static ms_status where_grad(ms_backward_call *b)
@@ -501,12 +503,12 @@ static ms_status where_grad(ms_backward_call *b)
     ms_tensor *g;
     for (int k = 1; k < 3; k++)
         if (b->need[k])
-            MS_TRY(give(b, k,
-                        ms__run_op(&ms__op_where_backward,
-                                   &(ms_op_args) { 2, (ms_tensor *[]) { b->in[0], b->gout[0] }, .n_i = 1,
-                                                   .i = (int64_t[]) { k - 1 } },
-                                   1, &g),
-                        &g));
+            MS_TRY(give_gradient(b, k,
+                                 ms__run_op(&ms__op_where_backward,
+                                            &(ms_op_args) { 2, (ms_tensor *[]) { b->in[0], b->gout[0] }, .n_i = 1,
+                                                            .i = (int64_t[]) { k - 1 } },
+                                            1, &g),
+                                 &g));
     return MS_OK;
 }
 

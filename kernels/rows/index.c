@@ -5,7 +5,7 @@
 #include "formulas/order.h"
 #include "rows/grad.h"
 
-static ms_status check_positions(const ms_call *c)
+static ms_status check_index_positions(const ms_call *c)
 {
     if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     if (c->in[1]->dtype != MS_I64 && c->in[1]->dtype != MS_I32)
@@ -17,7 +17,7 @@ static ms_status check_index_select(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *index = c->in[1];
     int d;
-    MS_TRY(check_positions(c));
+    MS_TRY(check_index_positions(c));
     if (index->ndim > 1) return ms__call_fail(c, "positions must be 1-d, got %s", ms__tensor_text(index));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to select from");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
@@ -30,7 +30,7 @@ static ms_status check_index_add_(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
     int d;
-    MS_TRY(check_positions(c));
+    MS_TRY(check_index_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     bool fits = src->ndim == x->ndim && src->dtype == x->dtype && src->shape[d] == index->numel && ms__is_contiguous(x);
     for (int k = 0; fits && k < x->ndim; k++) fits = k == d || src->shape[k] == x->shape[k];
@@ -66,7 +66,7 @@ static ms_status check_gather(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_positions(c));
+    MS_TRY(check_index_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     MS_TRY(within(c, x, d));
     return ms__call_out(c, 0, x->dtype, ms__device(x), c->in[1]->ndim, c->in[1]->shape);
@@ -75,7 +75,7 @@ static ms_status check_scatter_(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *src = c->in[2];
     int d;
-    MS_TRY(check_positions(c));
+    MS_TRY(check_index_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     MS_TRY(within(c, x, d));
     MS_TRY(within(c, src, -1));
@@ -96,7 +96,7 @@ static ms_status check_scatter_reduce(ms_call *c)
     if (!ms__same_shape(index, src))
         return ms__call_fail(c, "the source must have the shape of the positions, %s, got %s",
                              ms__shape_text(index->ndim, index->shape), ms__tensor_text(src));
-    MS_TRY(check_positions(c));
+    MS_TRY(check_index_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     MS_TRY(within(c, x, d));
     if (src->dtype != x->dtype)

@@ -54,7 +54,7 @@ static ms_status multiply_f64(ms_gemm *p, int64_t n, int64_t k, const double *sc
 }
 
 // Computes the product p of a call c of int8_linear, or of its backward, whose last integer is a mask.
-static ms_status multiply(const ms_call *c, ms_gemm *p)
+static ms_status multiply_by_int8(const ms_call *c, ms_gemm *p)
 {
     bool backward = c->n_i > 0, wide = p->dtype == MS_F64;
     ms_tensor *w = NULL, *scale = c->in[SCALE];
@@ -77,16 +77,11 @@ static ms_status multiply(const ms_call *c, ms_gemm *p)
     return st;
 }
 
-static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)
-{
-    ms__column_sum(g->dtype, ms__data(out), ms__data(g), rows, out->numel, rs);
-    return MS_OK;
-}
 #define PRODUCT ms_gemm
 #define PRODUCT_OF ms__gemm_of
-#define MULTIPLY(y, p) multiply(c, p)
-#define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) multiply(c, p)  // W gets no gradient
-#define ADD_ROWS add_rows
+#define MULTIPLY(y, p) multiply_by_int8(c, p)
+#define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) multiply_by_int8(c, p)  // W gets no gradient
+#define ADD_ROWS ms__sum_rows
 #define ACCUMULATE(p, on) ((void)0)
 #include "rows/linear_body.h"
 

@@ -129,10 +129,10 @@ static ms_status check_logcumsumexp(ms_call *c)
     return ms__call_out_like(c, 0, c->in[0]);
 }
 
-static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
+static ms_status check_order_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 static const ms_op cumprod_backward_row =
-    MS_ROW("cumprod_backward", 3, 3, .check = check_like_second, .run = { [MS_CPU] = ms__cpu_cumprod_backward });
-static const ms_op logcumsumexp_backward_row = MS_ROW("logcumsumexp_backward", 3, 3, .check = check_like_second,
+    MS_ROW("cumprod_backward", 3, 3, .check = check_order_like_second, .run = { [MS_CPU] = ms__cpu_cumprod_backward });
+static const ms_op logcumsumexp_backward_row = MS_ROW("logcumsumexp_backward", 3, 3, .check = check_order_like_second,
                                                       .run = { [MS_CPU] = ms__cpu_logcumsumexp_backward });
 
 static ms_status by(ms_backward_call *b, const ms_op *row)
@@ -145,7 +145,7 @@ static ms_status cumprod_grad(ms_backward_call *b) { return by(b, &cumprod_backw
 static ms_status logcumsumexp_grad(ms_backward_call *b) { return by(b, &logcumsumexp_backward_row); }
 
 // The gradient of each result is added to that of the element from which the result came.
-static ms_status extreme_grad(ms_backward_call *b)
+static ms_status running_extreme_grad(ms_backward_call *b)
 {
     if (!b->gout[0]) return MS_OK;
     ms_tensor *zeros;
@@ -165,8 +165,8 @@ static ms_status extreme_grad(ms_backward_call *b)
                .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .samples = SAMPLES);
 // clang-format off
 ROW(cumprod, check_cumprod, cumprod_grad, 1, 1, MS_OP_WIDE, "[3,4] i=0;[2,3,4]a i=-1;[2,3,4] i=1;[]+ i=0;[4]i5 i=0")
-ROW(cummax,       check_cummax,       extreme_grad,      0, 2, 0,          SAMPLES ";[6]i9 i=0")
-ROW(cummin,       check_cummax,       extreme_grad,      0, 2, 0,          SAMPLES ";[6]i9 i=0")
+ROW(cummax,       check_cummax,       running_extreme_grad,      0, 2, 0,          SAMPLES ";[6]i9 i=0")
+ROW(cummin,       check_cummax,       running_extreme_grad,      0, 2, 0,          SAMPLES ";[6]i9 i=0")
 ROW(logcumsumexp, check_logcumsumexp, logcumsumexp_grad, 1, 1, MS_OP_WIDE, SAMPLES)
 // clang-format on
 

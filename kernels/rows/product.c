@@ -41,17 +41,12 @@ static ms_status linear_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
 }
 
-static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)
-{
-    ms__column_sum(g->dtype, ms__data(out), ms__data(g), rows, out->numel, rs);
-    return MS_OK;
-}
 #define PRODUCT ms_gemm
 #define PRODUCT_OF ms__gemm_of
 #define MULTIPLY(y, p) ms__gemm(p)
 #define MULTIPLY_PARTS(y, p, n) ms__gemm_parts(p, n)
 #define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) ms__gemm(p)
-#define ADD_ROWS add_rows
+#define ADD_ROWS ms__sum_rows
 #define ACCUMULATE(p, on) ((void)(on))  // only kernels of GPUs get a gradient to add to
 #include "rows/linear_body.h"
 
@@ -138,7 +133,7 @@ const ms_op ms__op_linear_backward =
            .prepare = prepare_linear_backward);
 
 // On a GPU the product is added to the gradient that w already has, if any: this saves a launch and two passes over dw.
-static ms_status linear_backward(ms_backward_call *b)
+static ms_status linear_grad(ms_backward_call *b)
 {
     ms_tensor *so_far = b->need[1] && ms__is_cuda(b->in_meta[1].device) ? b->so_far(b, 1) : NULL;
     ms_tensor *in[] = { b->gout[0], b->in[0], b->in[1], so_far };
@@ -147,7 +142,7 @@ static ms_status linear_backward(ms_backward_call *b)
 
 const ms_op ms__op_linear =
     MS_ROW("linear", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = run_linear },
-           .backward = linear_backward, .prepare = prepare_linear,
+           .backward = linear_grad, .prepare = prepare_linear,
            .samples =
                "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
                "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]");

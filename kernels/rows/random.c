@@ -4,22 +4,22 @@
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
-static ms_status check_numbers(const ms_call *c, int n_f)
+static ms_status check_distribution(const ms_call *c, int n_f)
 {
     if (c->n_f < n_f) return ms__call_fail(c, "expected %d numbers, got %d", n_f, c->n_f);
     if (c->n_i && c->i[0] < 0)
         return ms__call_fail(c, "the position of the first element must be 0 or more, got %lld", (long long)c->i[0]);
     return ms__check_writable(c);
 }
-static ms_status draw(ms_call *c)
+static ms_status draw_seed(ms_call *c)
 {
     ms__rng_next(&c->saved_rng[0], &c->saved_rng[1]);
     ms__call_inplace(c, 0, 0);
     return MS_OK;
 }
-static ms_status check_real(ms_call *c, int n_f)
+static ms_status check_random_real(ms_call *c, int n_f)
 {
-    MS_TRY(check_numbers(c, n_f));
+    MS_TRY(check_distribution(c, n_f));
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[0]));
     return MS_OK;
@@ -32,23 +32,23 @@ static ms_status check_pair(ms_call *c)
         c->f[0] = 0;
         c->f[1] = 1;
     }
-    return check_real(c, 2);
+    return check_random_real(c, 2);
 }
 static ms_status check_rand_(ms_call *c)
 {
     MS_TRY(check_pair(c));
     if (!(c->f[0] <= c->f[1])) return ms__call_fail(c, "low must not be above high, got %g and %g", c->f[0], c->f[1]);
-    return draw(c);
+    return draw_seed(c);
 }
 static ms_status check_randn_(ms_call *c)
 {
     MS_TRY(check_pair(c));
     if (!(c->f[1] >= 0)) return ms__call_fail(c, "std must be 0 or more, got %g", c->f[1]);
-    return draw(c);
+    return draw_seed(c);
 }
 static ms_status check_randint_(ms_call *c)
 {
-    MS_TRY(check_numbers(c, 2));
+    MS_TRY(check_distribution(c, 2));
     for (int k = 0; k < 2; k++)
         if (!(c->f[k] >= -0x1p63 && c->f[k] < 0x1p63) || c->f[k] != __builtin_floor(c->f[k]))
             return ms__call_fail(c, "a bound is %.15g, expected a whole number from -2^63 to below 2^63", c->f[k]);
@@ -56,14 +56,14 @@ static ms_status check_randint_(ms_call *c)
     if (!ms__holds(c->in[0]->dtype, c->f[0]) || !ms__holds(c->in[0]->dtype, c->f[1] - 1))
         return ms__call_fail(c, "%.17g to %.17g is out of range for %s", c->f[0], c->f[1] - 1,
                              ms__tensor_text(c->in[0]));
-    return draw(c);
+    return draw_seed(c);
 }
 static ms_status check_trunc_normal_(ms_call *c)
 {
-    MS_TRY(check_real(c, 4));
+    MS_TRY(check_random_real(c, 4));
     if (!(c->f[1] > 0)) return ms__call_fail(c, "std must be positive, got %g", c->f[1]);
     if (!(c->f[2] < c->f[3])) return ms__call_fail(c, "a must be below b, got a = %g, b = %g", c->f[2], c->f[3]);
-    return draw(c);
+    return draw_seed(c);
 }
 #define ROW(NAME, KERNEL, SAMPLES)                                                        \
     static const ms_op NAME##row =                                                        \

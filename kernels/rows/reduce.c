@@ -63,14 +63,14 @@ static ms_tensor *spread(const ms_tensor *t, const ms_meta *m, unsigned mask)
     }
     return ms__tensor_view(t, m->ndim, m->shape, stride, t->offset);
 }
-static unsigned mask_of(const ms_backward_call *b, int first_dim)
+static unsigned reduced_mask_of(const ms_backward_call *b, int first_dim)
 {
     ms_tensor x = { .ndim = b->in_meta[0].ndim };
     return ms__reduced_dims(&x, b->n_i - first_dim, b->i + first_dim);
 }
 static ms_status sum_backward(ms_backward_call *b)
 {
-    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));
+    b->gin[0] = spread(b->gout[0], &b->in_meta[0], reduced_mask_of(b, 1));
     return MS_OK;
 }
 static double length_of(const ms_meta *m, unsigned mask)
@@ -82,7 +82,7 @@ static double length_of(const ms_meta *m, unsigned mask)
 }
 static ms_status mean_backward(ms_backward_call *b)
 {
-    unsigned mask = mask_of(b, 1);
+    unsigned mask = reduced_mask_of(b, 1);
     ms_tensor *scaled;
     MS_TRY(ms__op1f(&scaled, &ms__op_div_scalar, b->gout[0], length_of(&b->in_meta[0], mask)));
     b->gin[0] = spread(scaled, &b->in_meta[0], mask);
@@ -90,13 +90,13 @@ static ms_status mean_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
+static ms_status check_reduce_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 static const ms_op prod_backward_row =
-    MS_ROW("prod_backward", 2, 2, .check = check_like_second, .run = { [MS_CPU] = ms__cpu_prod_backward });
+    MS_ROW("prod_backward", 2, 2, .check = check_reduce_like_second, .run = { [MS_CPU] = ms__cpu_prod_backward });
 
 static ms_status prod_grad(ms_backward_call *b)
 {
-    ms_tensor *g = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));
+    ms_tensor *g = spread(b->gout[0], &b->in_meta[0], reduced_mask_of(b, 1));
     ms_status st =
         ms__run_op(&prod_backward_row, &(ms_op_args) { 2, (ms_tensor *[]) { g, b->in[0] }, .n_i = b->n_i, .i = b->i },
                    1, b->gin);
@@ -109,7 +109,7 @@ static ms_status prod_grad(ms_backward_call *b)
 static ms_status deviation_backward(ms_backward_call *b, bool root)
 {
     const ms_meta *m = &b->in_meta[0];
-    unsigned mask = mask_of(b, 1);
+    unsigned mask = reduced_mask_of(b, 1);
     double divisor = length_of(m, mask) - (b->n_f > 0 ? b->f[0] : 1);
     int64_t dims[MS_MAX_DIMS + 1] = { 1 };
     int n = 1;
@@ -172,18 +172,18 @@ static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask
 }
 static ms_status extreme_all_grad(ms_backward_call *b)
 {
-    return ties_backward(b, b->in[0], mask_of(b, b->n_i), &b->gin[0]);
+    return ties_backward(b, b->in[0], reduced_mask_of(b, b->n_i), &b->gin[0]);
 }
 
 static ms_status extreme_dims_grad(ms_backward_call *b)
 {
-    return ties_backward(b, b->in[0], mask_of(b, 1), &b->gin[0]);
+    return ties_backward(b, b->in[0], reduced_mask_of(b, 1), &b->gin[0]);
 }
 
 static ms_status norm_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
-    unsigned mask = mask_of(b, 1);
+    unsigned mask = reduced_mask_of(b, 1);
     double p = b->f[0];
     if (p == 0) return ms__zero_gradient(b);
     if (__builtin_isinf(p)) {
@@ -205,7 +205,7 @@ static ms_status norm_grad(ms_backward_call *b)
     return st;
 }
 
-static unsigned one_dim(const ms_backward_call *b)
+static unsigned backward_dim(const ms_backward_call *b)
 {
     ms_tensor x = { .ndim = b->in_meta[0].ndim };
     return x.ndim == 0 ? 0 : ms__reduced_dims(&x, 1, b->i);
@@ -213,7 +213,7 @@ static unsigned one_dim(const ms_backward_call *b)
 static ms_status logsumexp_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
-    ms_tensor *g = spread(b->gout[0], m, one_dim(b)), *y = spread(b->out[0], m, one_dim(b));
+    ms_tensor *g = spread(b->gout[0], m, backward_dim(b)), *y = spread(b->out[0], m, backward_dim(b));
     ms_status st = ms__op3(&b->gin[0], &ms__op_logsumexp_backward, g, b->in[0], y);
     ms__release(y);
     ms__release(g);
@@ -229,7 +229,7 @@ static ms_status check_real_dims(ms_call *c)
     MS_TRY(need_real(c));
     return reduce_out(c, 1, c->in[0]->dtype);
 }
-static ms_status check_truth(ms_call *c) { return reduce_out(c, 1, MS_BOOL); }
+static ms_status check_reduced_truth(ms_call *c) { return reduce_out(c, 1, MS_BOOL); }
 static ms_status check_var(ms_call *c)
 {
     MS_TRY(need_real(c));
@@ -312,7 +312,7 @@ static ms_status check_cumsum(ms_call *c)
 }
 
 // The gradient of a value goes to the position at which it was found.
-static ms_status extreme_grad(ms_backward_call *b)
+static ms_status reduced_extreme_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
     if (!b->gout[0]) return MS_OK;
@@ -350,8 +350,8 @@ static ms_status extreme_grad(ms_backward_call *b)
 ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    DIMS)
 ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    DIMS)
 ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    DIMS)
-ROW(all,       check_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
-ROW(any,       check_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
+ROW(all,       check_reduced_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
+ROW(any,       check_reduced_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
 ROW(var,       check_var,         var_grad,         1, 0,  D,    "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5")
 ROW(std,       check_var,         std_grad,         1, 1,  D,    "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5")
 ROW(norm,      check_norm,        norm_grad,        1, 1,  W,    "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0")
@@ -359,8 +359,8 @@ ROW(max_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]"
 ROW(min_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
 ROW(amax,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   DIMS)
 ROW(amin,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   DIMS)
-ROW(max,       check_extreme,     extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
-ROW(min,       check_extreme,     extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
+ROW(max,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
+ROW(min,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
 ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
 ROW(argmin,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
 ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")

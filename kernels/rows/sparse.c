@@ -10,14 +10,14 @@ typedef struct column {
     int64_t place, at;
 } column;
 
-static int by_place(const void *a, const void *b)
+static int by_row_place(const void *a, const void *b)
 {
     const column *x = a, *y = b;
     if (x->place != y->place) return x->place < y->place ? -1 : 1;
     return x->at < y->at ? -1 : 1;  // columns at one position keep their order, so sums repeat bitwise
 }
 
-static ms_status check_positions(const ms_tensor *t)
+static ms_status check_sparse_positions(const ms_tensor *t)
 {
     if (t->dtype != MS_I64 || t->ndim != 2 || t->shape[0] > MS_MAX_DIMS || ms__device_type(ms__device(t)) != MS_CPU)
         return ms__fail(MS_EINVAL,
@@ -57,14 +57,14 @@ ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *unique,
     ms_tensor *t = ms__tensor(indices), *u = NULL, *p = NULL;
     if (!t) return ms_error_code();
     if (ms__recording) return ms__capture_refuse("sparse tensors cannot be captured: their shapes depend on values");
-    MS_TRY(check_positions(t));
+    MS_TRY(check_sparse_positions(t));
     MS_TRY(ms__storage_sync(t->storage, false));
     int64_t n = t->shape[1], dims = t->shape[0], m = 0;
     column *c = malloc((size_t)(n ? n : 1) * sizeof *c);
     if (!c) return ms__no_memory((size_t)n * sizeof *c, "coalesce", "%lld positions", (long long)n);
     ms_status st = places_of(c, t, sizes);
     if (st == MS_OK && unique) {
-        qsort(c, (size_t)n, sizeof *c, by_place);
+        qsort(c, (size_t)n, sizeof *c, by_row_place);
         for (int64_t k = 0; k < n; k++) m += k == 0 || c[k].place != c[k - 1].place;
         st = ms__tensor_new(&u, MS_I64, MS_CPU, 2, (int64_t[]) { dims, m }, "coalesce");
         if (st == MS_OK) st = ms__tensor_new(&p, MS_I64, MS_CPU, 1, &n, "coalesce");

@@ -399,7 +399,7 @@ static ms_status check_split(ms_call *c)
 }
 // If the gradients of all pieces lie one after another along dimension d of one tensor that has no other users, returns
 // that tensor; otherwise NULL.
-static ms_tensor *joined(const ms_backward_call *b, int d)
+static ms_tensor *joined_gradients(const ms_backward_call *b, int d)
 {
     const ms_meta *m = &b->in_meta[0];
     ms_tensor *first = b->gout[0];
@@ -426,7 +426,7 @@ static ms_status split_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
     int d = ms__dim_of(b->i[0], m->ndim);
-    if ((b->gin[0] = joined(b, d))) return MS_OK;
+    if ((b->gin[0] = joined_gradients(b, d))) return MS_OK;
     ms_tensor *whole, *like = NULL;
     int order[MS_MAX_DIMS];
     int64_t sizes[MS_MAX_DIMS];

@@ -36,7 +36,7 @@ ms_status ms_anomaly_line(ms_id id, const char *line)
 
 // The script's line that recorded a node; NULL if it is not known. One call of a script may record several nodes, and
 // only the last of them is given the call's line, so this is the line of the first node at or after n that has one.
-static const char *line_of(const ms_node *n)
+static const char *script_line_of(const ms_node *n)
 {
     int low = 0, high = noted.n;
     while (low < high) {
@@ -59,7 +59,7 @@ ms_status ms__anomaly_gradients(const ms_node *n, ms_tensor *const *gin)
                     .n_out = n->n_in,
                     .out = gin };
     ms_status st = ms__anomaly_check(&v);
-    const char *line = st == MS_OK ? NULL : line_of(n);
+    const char *line = st == MS_OK ? NULL : script_line_of(n);
     if (!line) return st;
     char text[2048];
     snprintf(text, sizeof text, "%s; its forward ran at %s", ms_error(), line);

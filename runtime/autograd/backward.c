@@ -111,7 +111,7 @@ static ms_status touch_leaf(ms_run *r, ms_leaf *l)
 }
 
 // Adds every node reachable from those at agenda[first ..], and sorts the agenda.
-static ms_status collect(ms_run *r, int first)
+static ms_status collect_roots(ms_run *r, int first)
 {
     for (int i = first; i < r->n_agenda; i++) {
         ms_node *n = r->agenda[i].node;
@@ -173,7 +173,7 @@ static ms_status count_leaves(ms_run *r, int n_new)
     return MS_OK;
 }
 
-static ms_status hold(ms_run *r, ms_node *n)
+static ms_status hold_node(ms_run *r, ms_node *n)
 {
     MS_TRY(ms__grow(&r->held, &r->cap_held, r->n_held, sizeof *r->held, "backward", "the lists of pending work"));
     n->refs++;
@@ -295,11 +295,11 @@ static ms_status enter_region(ms_run *r, ms_node *n)
                             k + 1, o ? ms__tensor_text(o) : "nothing",
                             ms__shape_text(n->out_meta[k].ndim, n->out_meta[k].shape));
         if (o->node && o->node->run != r) {
-            MS_TRY(hold(r, o->node));
+            MS_TRY(hold_node(r, o->node));
             MS_TRY(add_node(r, o->node));
         }
     }
-    MS_TRY(collect(r, first));
+    MS_TRY(collect_roots(r, first));
     MS_TRY(count_leaves(r, r->n_agenda - first));
     for (int k = 0; k < na; k++) {
         if (!n->gout[k] || !a[k]->requires_grad) continue;
@@ -529,15 +529,15 @@ static ms_status capture_inputs(ms_run *r, int m, const ms_id *inputs)
     return MS_OK;
 }
 
-static ms_status start(ms_run *r, const root_list *l)
+static ms_status start_backward(ms_run *r, const root_list *l)
 {
     for (int k = 0; k < l->n; k++) {
         ms_node *node = l->at[k]->node;
         if (!node) continue;
-        MS_TRY(hold(r, node));
+        MS_TRY(hold_node(r, node));
         if (node->run != r) MS_TRY(add_node(r, node));
     }
-    MS_TRY(collect(r, 0));
+    MS_TRY(collect_roots(r, 0));
     MS_TRY(count_leaves(r, r->n_agenda));
     // Count all roots that are leaves before delivering any gradient, so that no leaf is completed too early.
     for (int k = 0; k < l->n; k++) {
@@ -569,7 +569,7 @@ static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_gr
     r->grad = m > 0;
     r->retain = retain_graph;
     r->unused_ok = allow_unused;
-    if ((m == 0 || capture_inputs(r, m, inputs) == MS_OK) && start(r, l) == MS_OK) return r;
+    if ((m == 0 || capture_inputs(r, m, inputs) == MS_OK) && start_backward(r, l) == MS_OK) return r;
     r->units |= expected;
     ms_run_abort(r);
     return NULL;

@@ -21,12 +21,12 @@ struct ms_noted {
     int size;
 };
 
-static int slot_of(const struct ms_noted *k, const void *t)
+static int slot_of_note(const struct ms_noted *k, const void *t)
 {
     return (int)(ms__hash_value(1, (uint64_t)(uintptr_t)t) >> 24 & (uint64_t)(k->size - 1));
 }
 
-static bool rehash(struct ms_noted *k)
+static bool rehash_notes(struct ms_noted *k)
 {
     int size = k->size ? 2 * k->size : 256, *table = calloc((size_t)size, sizeof *table);
     if (!table) return false;
@@ -34,7 +34,7 @@ static bool rehash(struct ms_noted *k)
     k->by_leaf = table;
     k->size = size;
     for (int i = 0; i < k->n; i++) {
-        int h = slot_of(k, k->list[i].t);
+        int h = slot_of_note(k, k->list[i].t);
         while (table[h]) h = (h + 1) & (size - 1);
         table[h] = i + 1;
     }
@@ -46,11 +46,11 @@ static void note(ms_captured *c, ms_leaf *l, need what)
     struct ms_noted *k = c->noted;
     if (!l->tensor) return;
     if (!k) k = c->noted = calloc(1, sizeof *k);
-    if (!k || (2 * (k->n + 1) > k->size && !rehash(k))) {
+    if (!k || (2 * (k->n + 1) > k->size && !rehash_notes(k))) {
         ms__capture_no_memory(c);
         return;
     }
-    int h = slot_of(k, l->tensor);
+    int h = slot_of_note(k, l->tensor);
     for (; k->by_leaf[h]; h = (h + 1) & (k->size - 1))
         if (k->list[k->by_leaf[h] - 1].t == l->tensor) return;
     if (ms__grow(&k->list, &k->cap, k->n, sizeof *k->list, "captured step", "grads")) {

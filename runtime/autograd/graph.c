@@ -421,13 +421,13 @@ static ms_node *node_for(const ms_call *c)
     return node_new(c->op->name, MS_NODE_OP, (node_size) { c->n_in, c->n_out, c->n_i, c->n_f }, c->in);
 }
 
-static void record_drop(ms_node *n)
+static void drop_node(ms_node *n)
 {
     n->refs = 1;
     ms__node_release(n);
 }
 
-static void record(ms_node *n, ms_call *c)
+static void record_node(ms_node *n, ms_call *c)
 {
     const ms_op *op = c->op;
     int n_in = c->n_in, n_out = c->n_out;
@@ -466,7 +466,7 @@ static void record(ms_node *n, ms_call *c)
     for (int k = 0; k < c->n_f; k++) n->f[k] = c->f[k];
     n->saved_rng[0] = c->saved_rng[0];
     n->saved_rng[1] = c->saved_rng[1];
-    if (MS_UNLIKELY(n->refs == 0)) record_drop(n);  // no output is floating-point
+    if (MS_UNLIKELY(n->refs == 0)) drop_node(n);  // no output is floating-point
 }
 
 void ms__node_free_saved(ms_node *n)
@@ -540,7 +540,7 @@ __attribute__((constructor)) static void serve(void)
     ms__recorder = (ms_recorder) {
         .before = record_before,
         .node_for = node_for,
-        .record = record,
-        .drop = record_drop,
+        .record = record_node,
+        .drop = drop_node,
     };
 }

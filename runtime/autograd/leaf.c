@@ -68,7 +68,7 @@ ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int
 
 // Passes g, the leaf's complete total, to the owner of its unit, if it has one that takes g; otherwise makes g the
 // leaf's grad, or adds g to the grad. Takes ownership of g.
-static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
+static ms_status land_on_leaf(ms_run *r, ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *t = l->tensor;
     bool taken = false;
@@ -154,7 +154,7 @@ static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
     ms_tensor *g = l->total;
     l->total = NULL;
     bool managed = l->tensor && l->tensor->unit_param;
-    if (land(r, l, g)) return MS_RUN_FAILED;
+    if (land_on_leaf(r, l, g)) return MS_RUN_FAILED;
     // The gradient of a unit's parameter lands after the unit has reduced it; the unit then calls ms__leaf_hooks.
     if (managed || !skip_removed(l->hooks, MS_HOOK_LEAF)) return MS_RUN_DONE;
     k->phase = 3;
@@ -186,7 +186,7 @@ ms_status ms__leaf_complete(ms_run *r, ms_leaf *l)
     if (MS_LIKELY(!l->hooks)) {
         ms_tensor *g = l->total;
         l->total = NULL;
-        return land(r, l, g);
+        return land_on_leaf(r, l, g);
     }
     ms_task k = { .step = leaf_step, .drop = leaf_drop_task, .ptr = l };
     MS_TRY(ms__run_push(r, &k));

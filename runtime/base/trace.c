@@ -60,7 +60,7 @@ int ms_trace_wanted(void) { return trace.wanted; }
 // ---- texts ------------------------------------------------------------------------------------
 
 // Returns a copy of s, which is freed with the last recording; "" if there is no memory. The caller must hold the lock.
-static const char *keep(const char *s)
+static const char *keep_name(const char *s)
 {
     if (!s || !*s) return "";
     text **b = &trace.texts[ms__hash(s) % (uint32_t)MS_COUNT(trace.texts)];
@@ -93,19 +93,19 @@ const char *ms__trace_text(const char *fmt, ...)
     vsnprintf(s, sizeof s, fmt, ap);
     va_end(ap);
     pthread_mutex_lock(&trace.lock);
-    const char *kept = trace.first ? keep(s) : "";
+    const char *kept = trace.first ? keep_name(s) : "";
     pthread_mutex_unlock(&trace.lock);
     return kept;
 }
 
 // ---- ranges -----------------------------------------------------------------------------------
 
-static double no_memory(double *kinds)
+static double warn_no_memory(double *kinds)
 {
     (void)kinds;
     return 0;
 }
-double (*ms__trace_memory)(double *kinds) = no_memory;
+double (*ms__trace_memory)(double *kinds) = warn_no_memory;
 // Only the engine thread allocates, so only its ranges report memory; other threads report 0.
 static double allocated(void) { return lane == 0 ? ms__trace_memory(NULL) : 0; }
 
@@ -127,7 +127,7 @@ static int32_t keep_collective(recording *r, const ms_collective_range *c)
                        "collectives") != MS_OK)
         return 0;
     r->trace.collectives[r->n_collectives] = *c;
-    r->trace.collectives[r->n_collectives].unit = keep(c->unit);
+    r->trace.collectives[r->n_collectives].unit = keep_name(c->unit);
     return ++r->n_collectives;
 }
 
@@ -141,7 +141,7 @@ static void sample(recording *r, int64_t now, double bytes)
     r->sampled = ms__trace_memory(s->bytes);
 }
 
-static void record(const ms_open_range *o, bool copy_name)
+static void record_range(const ms_open_range *o, bool copy_name)
 {
     int64_t end = ms__now_ns();
     pthread_mutex_lock(&trace.lock);
@@ -154,8 +154,8 @@ static void record(const ms_open_range *o, bool copy_name)
         double after = allocated();
         if (lane == 0) sample(r, end, after);
         bool detailed = o->kind != MS_RANGE_OP || r->what & MS_TRACE_SHAPES;
-        r->trace.ranges[r->n++] = (ms_range) { .name = copy_name ? keep(o->name) : o->name,
-                                               .detail = detailed ? keep(o->detail) : "",
+        r->trace.ranges[r->n++] = (ms_range) { .name = copy_name ? keep_name(o->name) : o->name,
+                                               .detail = detailed ? keep_name(o->detail) : "",
                                                .start = (double)o->from * 1e-9,
                                                .duration = (double)(end - o->from) * 1e-9,
                                                .allocated = after,
@@ -167,7 +167,7 @@ static void record(const ms_open_range *o, bool copy_name)
     pthread_mutex_unlock(&trace.lock);
 }
 
-void ms__range_close(ms_open_range *r) { record(r, false); }
+void ms__range_close(ms_open_range *r) { record_range(r, false); }
 
 void ms__trace_step(int64_t step)
 {
@@ -187,7 +187,8 @@ double ms_range_open(double *before)
 
 void ms_range_close(double from, double before, int kind, const char *name, const char *detail)
 {
-    if (from != 0) record(&(ms_open_range) { (int64_t)from, before, name, detail, (ms_range_kind)kind, NULL }, true);
+    if (from != 0)
+        record_range(&(ms_open_range) { (int64_t)from, before, name, detail, (ms_range_kind)kind, NULL }, true);
 }
 
 // ---- recordings -------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ int64_t ms__job_time(int64_t ns)
 // The format is defined in the document "Trace Event Format"; chrome://tracing and ui.perfetto.dev display it.
 
 // Writes a JSON string. Names may contain any bytes; invalid UTF-8 is replaced by U+FFFD.
-static void put_string(FILE *f, const char *s)
+static void put_json_string(FILE *f, const char *s)
 {
     const unsigned char *p = (const unsigned char *)s, *end = p + strlen(s), *wrong = ms__utf8_error(p, end);
     fputc('"', f);
@@ -316,14 +317,14 @@ static void put_arguments(FILE *f, const ms_range *r, const ms_collective_range 
     fputs(",\"args\":{", f);
     if (*r->detail) {
         fputs("\"detail\":", f);
-        put_string(f, r->detail);
+        put_json_string(f, r->detail);
     }
     if (c) {
         fprintf(f, "%s\"op\":\"%s\",\"bytes\":%.0f,\"group\":%.0f,\"number\":%.0f,\"ranks\":%d", *r->detail ? "," : "",
                 r->name, c->bytes, c->group, c->number, c->members);
         if (*c->unit) {
             fputs(",\"unit\":", f);
-            put_string(f, c->unit);
+            put_json_string(f, c->unit);
         }
         if (c->last >= 0)
             fprintf(f, ",\"last_rank\":%d,\"last_after_us\":%.3f,\"first_waited_us\":%.3f", c->last,
@@ -352,7 +353,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
     char name[320];
     snprintf(name, sizeof name, "rank %d (%s)", rank, host);
     fprintf(f, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":", rank);
-    put_string(f, name);
+    put_json_string(f, name);
     fprintf(f, "}},\n{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}",
             rank, rank);
     for (int k = 0; k < MS_COUNT(lanes); k++)
@@ -364,7 +365,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
         double from = micro(r->start);
         fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank,
                 (int)r->lane, from, micro(r->start + r->duration) - from, ms_range_category(r->kind));
-        put_string(f, r->name);
+        put_json_string(f, r->name);
         if (*r->detail || c) put_arguments(f, r, c);
         fputc('}', f);
         if (c) put_flow(f, r, c, rank);

@@ -47,7 +47,7 @@ ms_status (*ms__capture_constant)(struct ms_tensor **t);
 static size_t aligned(size_t bytes) { return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
 
 // Memory for `bytes` bytes, which lives as long as the step. NULL: there is none, and the step is refused.
-static void *take(ms_captured *c, size_t bytes)
+static void *take_memory(ms_captured *c, size_t bytes)
 {
     size_t need = aligned(bytes);
     ms_captured_chunk *k = c->chunks;
@@ -67,7 +67,7 @@ static void *take(ms_captured *c, size_t bytes)
 
 void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes)
 {
-    ms_captured_work *w = take(c, sizeof *w + bytes);
+    ms_captured_work *w = take_memory(c, sizeof *w + bytes);
     if (!w) return NULL;
     w->repeat = repeat;
     w->drop = drop;
@@ -89,7 +89,7 @@ void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark) { c->next = mar
 
 void ms__capture_fixed_at(ms_captured *c, ms_captured_work *w, int device, const ms_fixed *how)
 {
-    fixed *f = w && ms__is_cuda(device) ? take(c, sizeof *f) : NULL;
+    fixed *f = w && ms__is_cuda(device) ? take_memory(c, sizeof *f) : NULL;
     if (!f) return;
     f->index = ms__index(device);
     if (how) f->how = *how;
@@ -152,17 +152,17 @@ static ms_status repeat_wait(void *arg, ms_captured *c) { return ms__event_wait(
 
 // Called when the script's thread waits for an event of a captured step: if the step is being recorded, its repetitions
 // wait for the event, too.
-static void note_wait(const void *step, int number)
+static void note_step_wait(const void *step, int number)
 {
     int *block = step == ms__recording ? ms__capture_work(ms__recording, repeat_wait, NULL, sizeof number) : NULL;
     if (block) *block = number;
 }
 
-__attribute__((constructor)) static void set_note_wait(void) { ms__stream_note_wait = note_wait; }
+__attribute__((constructor)) static void set_note_wait(void) { ms__stream_note_wait = note_step_wait; }
 
 // Waits for the events of all work that the repetition has queued, also after a failure: peers use the memory of
 // collectives in flight.
-static ms_status settle(ms_captured *c, ms_status st)
+static ms_status settle_recording(ms_captured *c, ms_status st)
 {
     char text[2048] = "";
     if (MS_UNLIKELY(st != MS_OK)) snprintf(text, sizeof text, "%s", ms_error());
@@ -232,7 +232,7 @@ static bool plan_graph(graph *g, ms_captured_work *first)
     return (g->here = calloc(1, g->bytes)) && ms__alloc(&g->there, device, g->bytes, "captured step") == MS_OK;
 }
 
-static ms_status queue(ms_captured_work *w, ms_captured *c, const graph *g)
+static ms_status queue_work(ms_captured_work *w, ms_captured *c, const graph *g)
 {
     const fixed *f = w->fixed;
     if (!f->how.queue) return w->repeat(w->arg, c);
@@ -246,13 +246,13 @@ static bool make_graph(ms_captured *c, ms_captured_work *first)
 {
     const ms_cuda_table *t = ms__cuda();
     int index = first->fixed->index, n = 0;
-    graph *g = take(c, sizeof *g);
+    graph *g = take_memory(c, sizeof *g);
     if (!g || (!c->room && !(c->room = ms__pins_new()))) return false;
     ms__pinning = c->room;
     bool made = plan_graph(g, first) && t->graphs.begin(index) == MS_OK;
     if (made) {
         ms_status st = MS_OK;
-        for (ms_captured_work *w = first; w != g->after && st == MS_OK; w = w->next, n++) st = queue(w, c, g);
+        for (ms_captured_work *w = first; w != g->after && st == MS_OK; w = w->next, n++) st = queue_work(w, c, g);
         made = t->graphs.end(index, &g->graph) == MS_OK && st == MS_OK;
     }
     ms__pinning = NULL;
@@ -307,7 +307,7 @@ ms_status ms__captured_repeat(ms_captured *c)
             st = w->repeat(w->arg, c);
         }
     }
-    return c->n_events || st != MS_OK ? settle(c, st) : MS_OK;
+    return c->n_events || st != MS_OK ? settle_recording(c, st) : MS_OK;
 }
 
 void ms__captured_drop(ms_captured *c)

@@ -62,7 +62,7 @@ static const ms_cuda_table *plugin(void)
     return t;
 }
 
-static void load(void)
+static void load_plugin(void)
 {
     if (cuda.tried) return;
     cuda.tried = true;
@@ -77,9 +77,9 @@ static void load(void)
     cuda.why[0] = 0;
 }
 
-static __attribute__((noinline)) ms_status need(int index, const char *what)
+static __attribute__((noinline)) ms_status require_device(int index, const char *what)
 {
-    load();
+    load_plugin();
     if (!what) what = "allocation";
     if (!cuda.table)
         return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not available: %s", what, index, cuda.why);
@@ -92,20 +92,20 @@ static __attribute__((noinline)) ms_status need(int index, const char *what)
 ms_status ms__cuda_need(int device, const char *what)
 {
     int index = ms__index(device);
-    return MS_LIKELY(cuda.table && index < cuda.devices) ? MS_OK : need(index, what);
+    return MS_LIKELY(cuda.table && index < cuda.devices) ? MS_OK : require_device(index, what);
 }
 
 // ---- for scripts ----
 
 int ms_cuda_count(void)
 {
-    load();
+    load_plugin();
     return cuda.table ? cuda.devices : 0;
 }
 
 const char *ms_cuda_why(void)
 {
-    load();
+    load_plugin();
     return cuda.why;
 }
 

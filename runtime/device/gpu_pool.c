@@ -56,7 +56,7 @@ ms_status ms__gpu_keep(void *base)
     pool.kept[pool.n_kept++] = base;
     return MS_OK;
 }
-static bool is_kept(const void *base)
+static bool is_segment_kept(const void *base)
 {
     for (int k = 0; k < pool.n_kept; k++)
         if (pool.kept[k] == base) return true;
@@ -65,20 +65,20 @@ static bool is_kept(const void *base)
 
 // Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
 // their own. Parts of chunks, and memory that peers have mapped, are kept. Fails if the GPU cannot end its work.
-static ms_status empty_cache(int index)
+static ms_status empty_gpu_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &pool.gpus[index];
     MS_TRY(ms__cuda_settle(index));
     size_t bytes;
-    for (void *base; (base = ms__slab_remove(&g->slabs, is_kept, &bytes));) {
+    for (void *base; (base = ms__slab_remove(&g->slabs, is_segment_kept, &bytes));) {
         t->free(index, base);
         g->use.reserved -= bytes;
     }
     for (int c = 0; t->separate && c < MS_CLASSES; c++) {
         ms_block *b, *stay = NULL;
         while ((b = ms__pop(&g->free[c]))) {
-            if (is_kept(b->data)) {
+            if (is_segment_kept(b->data)) {
                 ms__push(&stay, b);
                 continue;
             }
@@ -95,7 +95,7 @@ static ms_status driver_alloc(void **out, int index, size_t size)
 {
     ms_status st = ms__cuda()->alloc(index, size, out);
     if (st == MS_ENOMEM) {
-        MS_TRY(empty_cache(index));
+        MS_TRY(empty_gpu_cache(index));
         st = ms__cuda()->alloc(index, size, out);
     }
     if (st == MS_OK) ms__add_reserved(&pool.gpus[index].use, size);
@@ -156,7 +156,7 @@ static ms_status alloc_small(void **out, int index, size_t size)
 
 // Takes a free block of p for `bytes` bytes: one of the same class, or for large sizes the smallest that is big enough.
 // NULL: there is none.
-static ms_block *take_pinned(ms_pins *p, int device, size_t bytes, size_t size)
+static ms_block *take_pinned_block(ms_pins *p, int device, size_t bytes, size_t size)
 {
     ms_block **best = NULL;
     for (ms_block **at = &p->there; *at; at = &(*at)->next) {
@@ -173,7 +173,7 @@ static ms_block *take_pinned(ms_pins *p, int device, size_t bytes, size_t size)
     return b;
 }
 
-static void pin(ms_pins *p, ms_block *b)
+static void pin_gpu_block(ms_pins *p, ms_block *b)
 {
     b->pins = p;
     p->bytes += b->bytes;
@@ -183,7 +183,7 @@ static void pin(ms_pins *p, ms_block *b)
 // b, a block that a captured step has pinned, is no longer in use: adds it to the step's free blocks. The pool
 // still counts it as allocated, because repetitions use it. Returns false once the step was freed: the block then goes
 // back to the pool.
-static bool unpin(ms_block *b)
+static bool unpin_gpu_block(ms_block *b)
 {
     ms_pins *p = b->pins;
     p->in_use--;
@@ -217,7 +217,7 @@ void ms__gpu_free(ms_block *b)
         ms__push(&pool.lent, b);
         return;
     }
-    if (MS_UNLIKELY(b->pins != NULL) && unpin(b)) return;
+    if (MS_UNLIKELY(b->pins != NULL) && unpin_gpu_block(b)) return;
     if (t->mark) t->mark(index, b->data, 0, b->size);
     ms__drop_allocated(&g->use, b);
     if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
@@ -250,7 +250,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     ms_block *b;
     ms_pins *pins = ms__pinning;
     if (MS_UNLIKELY(pool.lent)) reclaim();
-    if (MS_UNLIKELY(pins != NULL) && (b = take_pinned(pins, device, bytes, size))) st = MS_OK;
+    if (MS_UNLIKELY(pins != NULL) && (b = take_pinned_block(pins, device, bytes, size))) st = MS_OK;
     else if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
         void *p = NULL;
@@ -264,7 +264,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     b->bytes = bytes;
     b->device = device;
     b->next = NULL;
-    if (MS_UNLIKELY(pins != NULL)) pin(pins, b);
+    if (MS_UNLIKELY(pins != NULL)) pin_gpu_block(pins, b);
     if (t->mark) t->mark(index, b->data, pins ? b->size : bytes, b->size);
     ms__add_allocated(&g->use, b, what);
     *out = b;
@@ -286,5 +286,5 @@ void ms__gpu_empty_caches(void)
 {
     reclaim();
     for (int k = 0; ms__cuda() && k < MS_CUDA_DEVICES; k++)
-        if (pool.gpus[k].use.reserved) (void)empty_cache(k);
+        if (pool.gpus[k].use.reserved) (void)empty_gpu_cache(k);
 }

@@ -55,7 +55,7 @@ static ms_memory_record *touch(ms_memory_record *r)
 
 // Returns the number of the record of a place, purpose, kind, device and module, and adds the record if there is none.
 // 0: there is no memory for it, or the number of records has reached its limit.
-static uint32_t find(double site, const waiting *w)
+static uint32_t find_waiting(double site, const waiting *w)
 {
     uint64_t key[] = { (uint64_t)site, (uint64_t)(uintptr_t)w->what, (uint64_t)w->kind << 32 | (uint32_t)w->device,
                        (uint64_t)w->module };
@@ -130,7 +130,7 @@ void ms__history_kind(ms_block *b, ms_memory_kind kind)
     waiting w = {
         .what = history.records[k].what, .device = b->device, .module = history.records[k].module, .kind = kind
     };
-    uint32_t to = find(history.records[k].site, &w);
+    uint32_t to = find_waiting(history.records[k].site, &w);
     if (!to) return;
     count(k, (double)b->bytes, -1);
     count(to, (double)b->bytes, 1);
@@ -145,7 +145,7 @@ void ms_memory_site(double site)
         // The peak of an epoch was reached when the epoch began.
         bool at_peak = w->born < epoch && (w->block || w->died == epoch);
         if (!w->block && !at_peak) continue;
-        uint32_t k = find(site, w);
+        uint32_t k = find_waiting(site, w);
         if (w->block) set_record(w->block, k);
         if (!k) continue;
         ms_memory_record *r = touch(&history.records[k]);

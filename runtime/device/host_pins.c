@@ -17,7 +17,7 @@ static struct {
 } pinned;
 
 // The index of the first pinned block that does not begin before p.
-static int place_of(const void *p)
+static int pin_index(const void *p)
 {
     int low = 0, high = pinned.n;
     while (low < high) {
@@ -30,7 +30,7 @@ static int place_of(const void *p)
 
 bool ms__host_pinned(const ms_block *b)
 {
-    int k = place_of(b->data);
+    int k = pin_index(b->data);
     return k < pinned.n && pinned.blocks[k] == b->data;
 }
 
@@ -44,7 +44,7 @@ void ms__host_pin(const ms_block *b)
         fprintf(stderr, "moonshard: CPU memory is not pinned, so copies to and from GPUs are staged: %s\n", ms_error());
         return;
     }
-    int k = place_of(b->data);
+    int k = pin_index(b->data);
     memmove(pinned.blocks + k + 1, pinned.blocks + k, (size_t)(pinned.n - k) * sizeof *pinned.blocks);
     pinned.blocks[k] = b->data;
     pinned.n++;

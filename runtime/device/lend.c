@@ -23,7 +23,7 @@ static struct {
 } lendings;
 int ms__lent_blocks;
 
-static uint64_t name_of(const uint8_t *handle, double offset)
+static uint64_t name_of_loan(const uint8_t *handle, double offset)
 {
     return ms__hash_bytes(ms__hash_bytes(MS_HASH_START, handle, MS_CUDA_HANDLE), &offset, sizeof offset);
 }
@@ -36,7 +36,7 @@ static socklen_t address(struct sockaddr_un *a, uint64_t name)
 }
 
 // Takes ownership of l.fd, also on failure.
-static ms_status add(lending l)
+static ms_status add_loan(lending l)
 {
     ms_status st =
         ms__grow(&lendings.list, &lendings.cap, lendings.n, sizeof *lendings.list, "cuda_share", "shared blocks");
@@ -44,7 +44,7 @@ static ms_status add(lending l)
     else lendings.list[lendings.n++] = l;
     return st;
 }
-static void drop(int k)
+static void drop_loan(int k)
 {
     close(lendings.list[k].fd);
     lendings.list[k] = lendings.list[--lendings.n];
@@ -52,7 +52,7 @@ static void drop(int k)
 
 ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset)
 {
-    uint64_t name = name_of(handle, offset);
+    uint64_t name = name_of_loan(handle, offset);
     bool first = true;
     for (int k = 0; k < lendings.n; k++) {
         if (lendings.list[k].block != b || lendings.list[k].kind != LISTENS) continue;
@@ -67,7 +67,7 @@ ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], doub
         if (fd >= 0) close(fd);
         return ms__fail(MS_ESTATE, "cuda_share: the memory cannot be offered to other processes: %s", strerror(e));
     }
-    MS_TRY(add((lending) { .block = b, .kind = LISTENS, .fd = fd, .name = name }));
+    MS_TRY(add_loan((lending) { .block = b, .kind = LISTENS, .fd = fd, .name = name }));
     ms__lent_blocks += first;
     return MS_OK;
 }
@@ -91,7 +91,7 @@ bool ms__lent(const ms_block *b)
         if (lendings.list[k].block != b || lendings.list[k].kind != LISTENS) continue;
         known = true;
         shutdown(lendings.list[k].fd, SHUT_RD);  // no process can connect from now on
-        if (accept_all(k)) drop(k--);
+        if (accept_all(k)) drop_loan(k--);
         else used = true;
     }
     for (int k = 0; k < lendings.n; k++) {
@@ -99,7 +99,7 @@ bool ms__lent(const ms_block *b)
         known = true;
         char byte;
         if (recv(lendings.list[k].fd, &byte, 1, MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EINTR)) used = true;
-        else drop(k--);
+        else drop_loan(k--);
     }
     if (known && !used) ms__lent_blocks--;
     return used;
@@ -108,7 +108,7 @@ bool ms__lent(const ms_block *b)
 ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const ms_block *b)
 {
     struct sockaddr_un a;
-    socklen_t n = address(&a, name_of(handle, offset));
+    socklen_t n = address(&a, name_of_loan(handle, offset));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || connect(fd, (struct sockaddr *)&a, n)) {
         int e = errno;
@@ -117,11 +117,11 @@ ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const 
             return ms__fail(MS_ESTATE, "cuda_open: no process of this network namespace shares this memory any more");
         return ms__fail(MS_ESTATE, "cuda_open: the process that shares this memory cannot be reached: %s", strerror(e));
     }
-    return add((lending) { .block = b, .kind = BORROWED, .fd = fd });
+    return add_loan((lending) { .block = b, .kind = BORROWED, .fd = fd });
 }
 
 void ms__return(const ms_block *b)
 {
     for (int k = 0; k < lendings.n; k++)
-        if (lendings.list[k].block == b && lendings.list[k].kind == BORROWED) drop(k--);
+        if (lendings.list[k].block == b && lendings.list[k].kind == BORROWED) drop_loan(k--);
 }

@@ -46,7 +46,7 @@ static ms_status poll_streams(int index, int stream)
     return MS_OK;
 }
 
-static ms_status wait_for(int index, int stream)
+static ms_status wait_for_stream(int index, int stream)
 {
     MS_TRY(poll_streams(index, stream));
     MS_TRY(ms__cuda()->sync(index, stream));
@@ -54,13 +54,13 @@ static ms_status wait_for(int index, int stream)
     return MS_OK;
 }
 
-ms_status ms__cuda_settle(int index) { return ms__cuda() ? wait_for(index, -1) : MS_OK; }
+ms_status ms__cuda_settle(int index) { return ms__cuda() ? wait_for_stream(index, -1) : MS_OK; }
 
 ms_status ms__cuda_sync(int device, int stream)
 {
     if (!ms__cuda()) return MS_OK;
     if (stream < 0) ms__streams_join();  // so that ms__collectives_queued counts all collectives
-    return wait_for(ms__index(device), stream);
+    return wait_for_stream(ms__index(device), stream);
 }
 
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
@@ -82,7 +82,7 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
     enum { STAGED = 64 << 10 };
     if (way == MS_TO_HOST || (way == MS_TO_DEVICE && bytes > STAGED)) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));
     MS_TRY(ms__cuda()->copy(index, MS_STREAM_COMPUTE, dst, src, bytes, way));
-    return way == MS_TO_HOST ? wait_for(index, MS_STREAM_COMPUTE) : MS_OK;
+    return way == MS_TO_HOST ? wait_for_stream(index, MS_STREAM_COMPUTE) : MS_OK;
 }
 
 ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes)

@@ -157,7 +157,7 @@ static void use(ms_segment *s, size_t end)
 }
 
 // Allocates `size` bytes from arena s; NULL if it is full.
-static void *cut(ms_segment *s, size_t size)
+static void *cut_block(ms_segment *s, size_t size)
 {
     if (size < LARGE) {
         if (s->chunk_left < size) {
@@ -182,7 +182,7 @@ static void *cut(ms_segment *s, size_t size)
     return s->base + first;
 }
 
-static void empty_cache(void)
+static void empty_cpu_cache(void)
 {
     for (ms_segment *s = pool.top; s; s = s->older)
         for (int c = 0; c < MS_CLASSES; c++) {
@@ -227,7 +227,7 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     size_t fresh = size < LARGE ? CHUNK : size;
     if (pool.use.reserved + fresh > pool.memory) {
         if (retried) return NULL;
-        empty_cache();
+        empty_cpu_cache();
         return alloc_slow(c, size, true);
     }
     for (ms_segment *s = pool.top; s; s = s->older) {
@@ -239,13 +239,13 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     }
     ms_block *b = ms__header_new();
     if (!b) return NULL;
-    void *p = cut(pool.top, size);
+    void *p = cut_block(pool.top, size);
     if (!p) {
         ms_segment *s = arena_new(pool.shared, size);
         if (s) {
             s->older = pool.top;
             pool.top = s;
-            p = cut(s, size);
+            p = cut_block(s, size);
         }
     }
     if (!p) {
@@ -259,13 +259,13 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     return b;
 }
 
-static ms_status no_memory(size_t bytes, const char *what, const char *why)
+static ms_status fail_no_memory(size_t bytes, const char *what, const char *why)
 {
     return ms__pool_no_memory(&pool.use, MS_CPU, bytes, what, why);
 }
 
 // Records that b, a free block of p or one from the pool, is now in use for `bytes` bytes.
-static void pin(ms_pins *p, ms_block *b, size_t bytes)
+static void pin_cpu_block(ms_pins *p, ms_block *b, size_t bytes)
 {
     if (b->pins) p->bytes -= b->size;
     b->pins = p;
@@ -275,7 +275,7 @@ static void pin(ms_pins *p, ms_block *b, size_t bytes)
 
 // b, a block of class c that a captured step has pinned, is no longer in use: adds it to the step's free blocks.
 // Returns false once the step was freed: the block then goes back to the pool.
-static bool unpin(ms_block *b, int c)
+static bool unpin_cpu_block(ms_block *b, int c)
 {
     ms_pins *p = b->pins;
     p->in_use--;
@@ -296,16 +296,16 @@ static inline ms_status take_block(ms_block **out, size_t bytes, const char *wha
 {
     ms_block *b;
     if (MS_UNLIKELY(ms__over_limit(pool.use.allocated + pool.use.scratch, bytes)))
-        return no_memory(bytes, what, "limit of ms_set_memory_limit");
-    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(bytes, what, "more than the largest block, 1 TiB");
+        return fail_no_memory(bytes, what, "limit of ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return fail_no_memory(bytes, what, "more than the largest block, 1 TiB");
     size_t size;
     int c = ms__class_of(bytes, &size);
     ms_pins *pins = scratch ? NULL : ms__pinning;
     if (MS_UNLIKELY(pins != NULL) && (b = ms__pop(&pins->free[c]))) ms__drop_allocated(&pool.use, b);
     else if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
     else if (!(b = alloc_slow(c, size, false)))
-        return no_memory(bytes, what, "more than the memory that this process may still use");
-    if (MS_UNLIKELY(pins != NULL)) pin(pins, b, bytes);
+        return fail_no_memory(bytes, what, "more than the memory that this process may still use");
+    if (MS_UNLIKELY(pins != NULL)) pin_cpu_block(pins, b, bytes);
     b->bytes = bytes;
     b->device = MS_CPU;
     MS_UNPOISON(b->data, bytes);
@@ -320,7 +320,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     ms_block *b;
     if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) {
         if (pool.fail_on) pool.fail_in = 1;
-        return no_memory(bytes, what, "failure requested by ms_fail_allocation");
+        return fail_no_memory(bytes, what, "failure requested by ms_fail_allocation");
     }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = ms__device_type(device);
@@ -328,7 +328,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
             if (bytes) return ms__gpu_alloc(out, device, bytes, what);
             MS_TRY(ms__cuda_need(device, what));
         }
-        if (!(b = ms__header_new())) return no_memory(bytes, what, "malloc failed");
+        if (!(b = ms__header_new())) return fail_no_memory(bytes, what, "malloc failed");
         *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta tensors have no bytes
         *out = b;
         return MS_OK;
@@ -354,7 +354,7 @@ void ms__free(ms_block *b)
     ms__drop_allocated(&pool.use, b);
     size_t size;
     int c = ms__class_of(b->size, &size);
-    if (MS_UNLIKELY(b->pins != NULL) && unpin(b, c)) return;  // not poisoned: repetitions of the step use it
+    if (MS_UNLIKELY(b->pins != NULL) && unpin_cpu_block(b, c)) return;  // not poisoned: repetitions of the step use it
     MS_POISON(b->data, b->size);
     ms__push(&s->free[c], b);
 }
@@ -408,7 +408,7 @@ void ms__pool_share(void)
     if (!s) return;  // without memfds, tensors stay in anonymous memory and are staged for peers
     // Free blocks in anonymous memory cannot be shared: return their pages to the system. Live blocks will be freed to
     // their own arena.
-    empty_cache();
+    empty_cpu_cache();
     s->older = pool.top;
     pool.top = s;
     pool.shared = true;
@@ -480,7 +480,7 @@ double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory
 
 void ms_empty_cache(void)
 {
-    empty_cache();
+    empty_cpu_cache();
     ms__gpu_empty_caches();
 }
 

@@ -46,7 +46,7 @@ static ms_slab_range *record_new(ms_slabs *s)
     return r;
 }
 
-static void record_drop(ms_slabs *s, ms_slab_range *r)
+static void drop_range(ms_slabs *s, ms_slab_range *r)
 {
     r->after = s->unused;
     s->unused = r;
@@ -85,12 +85,12 @@ ms_block *ms__slab_cut(ms_slabs *s, size_t size, bool lasting)
 }
 
 // Merges range b into a, the range just before b.
-static void merge(ms_slabs *s, ms_slab_range *a, ms_slab_range *b)
+static void merge_ranges(ms_slabs *s, ms_slab_range *a, ms_slab_range *b)
 {
     a->block.size += b->block.size;
     a->after = b->after;
     if (b->after) b->after->before = a;
-    record_drop(s, b);
+    drop_range(s, b);
 }
 
 void ms__slab_return(ms_slabs *s, ms_block *b)
@@ -98,11 +98,11 @@ void ms__slab_return(ms_slabs *s, ms_block *b)
     ms_slab_range *r = range_of(b), *before = r->before, *after = r->after;
     if (after && after->free) {
         unlist(s, after);
-        merge(s, r, after);
+        merge_ranges(s, r, after);
     }
     if (before && before->free) {
         unlist(s, before);
-        merge(s, before, r);
+        merge_ranges(s, before, r);
         r = before;
     }
     list(s, r);
@@ -123,7 +123,7 @@ void *ms__slab_remove(ms_slabs *s, bool (*kept)(const void *base), size_t *bytes
         for (ms_slab_range *r = s->free[b]; r; r = r->free_after)
             if (!r->before && !r->after && !kept(r->base)) {
                 unlist(s, r);
-                record_drop(s, r);
+                drop_range(s, r);
                 *bytes = r->block.size;
                 return r->base;
             }

@@ -146,7 +146,7 @@ static void *worker(void *arg)
     return NULL;
 }
 
-static ms_status start(ms_stream *s)
+static ms_status start_stream(ms_stream *s)
 {
     int rc = ms__thread_start(&s->thread, worker, s);
     if (rc != 0) return ms__fail(MS_ENOMEM, "stream: cannot start a worker thread: %s", strerror(rc));
@@ -176,7 +176,7 @@ void ms__event_number(ms_pending *e, const void *step, int number)
 }
 
 // The retirement of a record counts as a wait: afterwards the record's memory may be in use again.
-static void note_wait(const ms_pending *e)
+static void note_record_wait(const ms_pending *e)
 {
     if (MS_UNLIKELY(e->step != NULL)) ms__stream_note_wait(e->step, e->number);
 }
@@ -222,7 +222,7 @@ static void drop_waits(ms_pending **waits, int n)
     free(waits);
 }
 
-static void recycle(ms_record *r)
+static void recycle_record(ms_record *r)
 {
     if (!MS_RECYCLE) {
         free(r);
@@ -246,13 +246,13 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
         if (event) *event = NULL;
         return status;
     }
-    if (!s->started) MS_TRY(start(s));
+    if (!s->started) MS_TRY(start_stream(s));
     ms_record *r = queues.spare;
     if (r) queues.spare = r->next;
     else r = malloc(sizeof *r);
     ms_pending *e = calloc(1, sizeof *e);
     if (!r || !e) {
-        if (r) recycle(r);
+        if (r) recycle_record(r);
         free(e);
         return ms__no_memory(sizeof *r + sizeof *e, "stream", "a record");
     }
@@ -283,11 +283,11 @@ bool ms__event_done(ms_pending *e) { return !e || atomic_load_explicit(&e->done,
 
 static void retire(ms_record *r)
 {
-    note_wait(r->event);
+    note_record_wait(r->event);
     if (r->retire) r->retire(r->arg, r->event->status);
     drop_waits(r->waits, r->n_waits);
     ms__event_release(r->event);
-    recycle(r);
+    recycle_record(r);
 }
 
 // Retires the records of `unjoined` for whose GPU work the compute stream waits already, or that have no holder left.
@@ -326,7 +326,7 @@ void ms__stream_reap(void)
 }
 
 // Waits for e, or for all queued records if e is NULL.
-static ms_status wait_for(ms_pending *e)
+static ms_status wait_for_record(ms_pending *e)
 {
     MS_BUSY;
     // Yield first: the worker may need this core. Sleep if the wait takes longer.
@@ -367,8 +367,8 @@ ms_status ms__event_wait(ms_pending *e)
                                          "waiting for the copy queue" };
     MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
     if (!ms__event_done(e)) atomic_store_explicit(ms__engine_waits, (int)e->kind, memory_order_release);
-    note_wait(e);
-    ms_status status = wait_for(e);
+    note_record_wait(e);
+    ms_status status = wait_for_record(e);
     atomic_store_explicit(ms__engine_waits, -1, memory_order_release);
     if (status == MS_OK) status = ms__event_join(e);
     ms__stream_reap();
@@ -392,7 +392,7 @@ ms_status ms__stream_wait(ms_stream *s, ms_pending *e)
 
 ms_status ms__streams_drain(void)
 {
-    ms_status status = wait_for(NULL);
+    ms_status status = wait_for_record(NULL);
     ms__stream_reap();
     return status;
 }

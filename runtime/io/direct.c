@@ -59,7 +59,7 @@ static ssize_t chunk_io(ms_direct *d, unsigned char *p, size_t n, uint64_t at)
     return (ssize_t)done;
 }
 
-static void *work(void *arg)
+static void *write_in_thread(void *arg)
 {
     ms_direct *d = arg;
     pthread_mutex_lock(&d->lock);
@@ -119,7 +119,7 @@ static void direct_free(ms_direct *d)
     free(d);
 }
 
-static ms_status start(ms_direct **out, int fd, const char *path, const char *who, bool writes)
+static ms_status start_direct(ms_direct **out, int fd, const char *path, const char *who, bool writes)
 {
     ms_direct *d = calloc(1, sizeof *d);
     if (!d) return ms__no_memory(sizeof *d, who, "'%s'", path);
@@ -140,7 +140,7 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
     char same[32];
     snprintf(same, sizeof same, "/proc/self/fd/%d", fd);
     d->direct = open(same, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
-    int failed = ms__thread_start(&d->thread, work, d);
+    int failed = ms__thread_start(&d->thread, write_in_thread, d);
     if (failed) {
         direct_free(d);
         return ms__fail(MS_ENOMEM, "%s: cannot start a thread: %s", who, strerror(failed));
@@ -154,7 +154,7 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
 
 ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const char *who)
 {
-    return start(out, fd, path, who, true);
+    return start_direct(out, fd, path, who, true);
 }
 
 ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n)
@@ -179,7 +179,7 @@ ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n)
 
 ms_status ms__direct_reader(ms_direct **out, int fd, const char *path, uint64_t bytes, const char *who)
 {
-    MS_TRY(start(out, fd, path, who, false));
+    MS_TRY(start_direct(out, fd, path, who, false));
     ms_direct *d = *out;
     d->bytes = bytes;
     d->current = 1;

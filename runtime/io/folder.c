@@ -169,7 +169,7 @@ static void folder_free(ms_folder *f)
     free(f);
 }
 
-static bool is_same(int a, int b)
+static bool is_same_file(int a, int b)
 {
     struct stat x, y;
     if (a < 0 || b < 0) return a < 0 && b < 0;
@@ -183,7 +183,7 @@ ms_status ms_folder_look(ms_folder *f, int *same)
     if (fd < 0 && (errno == ENOTDIR || errno == ELOOP))
         return ms__fail(MS_EIO, "save: '%s' is not a folder", f->place.path);
     if (fd < 0 && errno != ENOENT) return ms__io_failed("save", "open the folder", f->place.path);
-    if (same) *same = is_same(fd, f->there);
+    if (same) *same = is_same_file(fd, f->there);
     if (f->there >= 0) close(f->there);
     f->there = fd;
     return MS_OK;
@@ -266,7 +266,7 @@ ms_status ms_folder_settle(ms_folder *f, int ok, int later)
     // If another save has replaced the new folder since the commit, this exchange moved that save's folder to the
     // temporary name, and it must not be removed.
     int fd = openat(f->place.folder, f->temporary, FOLDER);
-    f->ours = fd >= 0 && is_same(fd, f->fd);
+    f->ours = fd >= 0 && is_same_file(fd, f->fd);
     if (fd >= 0) close(fd);
     return ms__place_sync(&f->place);
 }

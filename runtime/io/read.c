@@ -199,7 +199,7 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
     return MS_OK;
 }
 
-static int by_place(const void *a, const void *b)
+static int by_file_place(const void *a, const void *b)
 {
     uint64_t x = ((const want *)a)->at, y = ((const want *)b)->at;
     return x < y ? -1 : x > y;
@@ -294,7 +294,7 @@ static ms_status fetch_whole(ms_loader *l, char *hash)
 ms_status ms_loader_fetch(ms_loader *l, char *whole)
 {
     ms_status st = MS_OK;
-    if (l->n_wants) qsort(l->wants, (size_t)l->n_wants, sizeof *l->wants, by_place);
+    if (l->n_wants) qsort(l->wants, (size_t)l->n_wants, sizeof *l->wants, by_file_place);
     if (whole) st = fetch_whole(l, whole);
     for (int k = 0; !whole && k < l->n_wants && !st; k++) {
         const want *w = &l->wants[k];

@@ -121,7 +121,7 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const ms_st_meta *)a)->key, ((const ms_st_meta *)b)->key);
 }
 
-static int by_place(const void *a, const void *b)
+static int by_data_place(const void *a, const void *b)
 {
     const ms_st_entry *x = *(const ms_st_entry *const *)a, *y = *(const ms_st_entry *const *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
@@ -395,7 +395,7 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     ms_st_entry **order = malloc((size_t)(h->n ? h->n : 1) * sizeof *order);
     if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, "load", "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
-    qsort(order, (size_t)h->n, sizeof *order, by_place);
+    qsort(order, (size_t)h->n, sizeof *order, by_data_place);
     uint64_t place = 0, block = 0, bytes = 0;
     ms_status st = MS_OK;
     for (int k = 0; k < h->n && !st; k++) {
@@ -528,7 +528,7 @@ ms_status ms__st_parse(ms_st_header *out, const char *path, const char *text, si
 
 // ---- writing ------------------------------------------------------------------------------------
 
-static void put_string(FILE *f, const char *s)
+static void put_header_string(FILE *f, const char *s)
 {
     putc('"', f);
     for (; *s; s++) {
@@ -560,15 +560,15 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
     putc('"', f);
     for (int k = 0; k < h->n_meta; k++) {
         putc(',', f);
-        put_string(f, h->meta[k].key);
+        put_header_string(f, h->meta[k].key);
         putc(':', f);
-        put_string(f, h->meta[k].value);
+        put_header_string(f, h->meta[k].value);
     }
     fputs(h->n ? "}," : "}", f);
     for (int k = 0; k < h->n; k++) {
         const ms_st_entry *e = &h->entries[k];
         if (k) putc(',', f);
-        put_string(f, e->name);
+        put_header_string(f, e->name);
         fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", st_name(e->dtype));
         for (int d = 0; d < e->ndim; d++) fprintf(f, "%s%lld", d ? "," : "", (long long)e->shape[d]);
         fprintf(f, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin, (unsigned long long)e->end);

@@ -76,7 +76,7 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
 }
 
 // The index of the range that contains a position, which must be less than t->count.
-static int find(const ms_tokens *t, int64_t place)
+static int find_file(const ms_tokens *t, int64_t place)
 {
     int low = 0, high = t->n - 1;
     while (low < high) {
@@ -105,11 +105,11 @@ static int64_t token(const range *r, int64_t k)
 }
 
 // Copies [first, first + count) to out; positions past the end of the sequence give 0.
-static void copy(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
+static void copy_tokens(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
 {
     int64_t done = 0;
     if (first < t->count) {
-        for (int k = find(t, first); k < t->n && done < count; k++) {
+        for (int k = find_file(t, first); k < t->n && done < count; k++) {
             const range *r = &t->ranges[k];
             for (int64_t j = first + done - r->first; j < r->count && done < count; j++) out[done++] = token(r, j);
         }
@@ -124,7 +124,7 @@ ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t
                         "tokens: %.0f tokens from position %.0f are out of range; the sequence has %lld tokens", count,
                         first, (long long)t->count);
     int64_t done = 0, n = (int64_t)count;
-    for (int k = n ? find(t, (int64_t)first) : t->n; k < t->n && done < n; k++) {
+    for (int k = n ? find_file(t, (int64_t)first) : t->n; k < t->n && done < n; k++) {
         const range *r = &t->ranges[k];
         int64_t from = (int64_t)first + done - r->first, some = r->count - from < n - done ? r->count - from : n - done;
         if (r->token_bytes != 1)
@@ -147,14 +147,17 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-static uint64_t whole(double x) { return (uint64_t)(int64_t)x; }
-static uint64_t hash(double a, double b, double c) { return mix(mix(mix(whole(a)) + whole(b)) + whole(c)); }
+static uint64_t as_unsigned(double x) { return (uint64_t)(int64_t)x; }
+static uint64_t hash(double a, double b, double c)
+{
+    return mix(mix(mix(as_unsigned(a)) + as_unsigned(b)) + as_unsigned(c));
+}
 
 // A Feistel network of 4 rounds over an even number of bits, applied repeatedly until the result is below n (cycle
 // walking, Black and Rogaway 2002). It is a bijection by construction.
 double ms_shuffle(double a, double b, double c, double j, double n)
 {
-    uint64_t key = hash(a, b, c), count = n >= 1 ? whole(n) : 1, at = j >= 0 && j < n ? whole(j) : 0;
+    uint64_t key = hash(a, b, c), count = n >= 1 ? as_unsigned(n) : 1, at = j >= 0 && j < n ? as_unsigned(j) : 0;
     int half = 1;
     while (half < 26 && (uint64_t)1 << 2 * half < count) half++;
     uint64_t mask = ((uint64_t)1 << half) - 1;
@@ -171,7 +174,10 @@ double ms_shuffle(double a, double b, double c, double j, double n)
 }
 
 double ms_hash_share(double a, double b, double c) { return (double)hash(a, b, c) * 0x1p-64; }
-double ms_hash_below(double a, double b, double c, double n) { return n >= 1 ? (double)(hash(a, b, c) % whole(n)) : 0; }
+double ms_hash_below(double a, double b, double c, double n)
+{
+    return n >= 1 ? (double)(hash(a, b, c) % as_unsigned(n)) : 0;
+}
 
 ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored,
                           int length, double ignore, ms_id *out)
@@ -200,7 +206,7 @@ ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const
     for (int k = 0; k < n; k++) {
         int64_t *xs = (int64_t *)x->storage->data + (int64_t)k * length,
                 *ys = (int64_t *)y->storage->data + (int64_t)k * length;
-        copy(t, (int64_t)starts[k], length + 1, row);
+        copy_tokens(t, (int64_t)starts[k], length + 1, row);
         memcpy(xs, row, (size_t)length * sizeof *row);
         for (int64_t j = 0; j < length; j++) {
             bool counts =

@@ -36,7 +36,7 @@ struct ms_saver {
 
 enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
 
-static ms_status create(ms_saver *s, const char *path)
+static ms_status create_file(ms_saver *s, const char *path)
 {
     MS_TRY(ms__file_path(path, "save"));
     MS_TRY(ms__place(&s->target, path, "save"));
@@ -63,7 +63,7 @@ ms_saver *ms_saver_new(const char *path)
     ms_saver *s = calloc(1, sizeof *s);
     if (!s) return ms__null(ms__no_memory(sizeof *s, "save", "writing '%s'", path));
     s->fd = s->target.folder = -1;
-    if (create(s, path)) {
+    if (create_file(s, path)) {
         ms_saver_abort(s);
         return NULL;
     }
@@ -127,7 +127,7 @@ static ms_status end_direct(ms_saver *s)
     return ms__direct_end(d);
 }
 
-static ms_status put(ms_saver *s, const void *data, uint64_t bytes, uint64_t at)
+static ms_status put_bytes(ms_saver *s, const void *data, uint64_t bytes, uint64_t at)
 {
     if (s->direct && at == s->next) {
         s->next += bytes;
@@ -141,8 +141,8 @@ static ms_status put_header(ms_saver *s)
 {
     unsigned char prefix[8];
     ms__st_prefix(s->length, prefix);
-    MS_TRY(put(s, prefix, 8, 0));
-    return put(s, s->text, s->length, 8);
+    MS_TRY(put_bytes(s, prefix, 8, 0));
+    return put_bytes(s, s->text, s->length, 8);
 }
 
 // Determines the order and offsets of the tensors, and the header. Tensors with larger elements come first, so that
@@ -187,7 +187,7 @@ static ms_status put_data(ms_saver *s, const ms_st_entry *e, const char *data)
         while (at < end) {
             uint64_t most = s->direct ? PART : MS_ST_BLOCK, n = end - at < most ? end - at : most;
             ms__hash_add(&h, data + at, n);
-            MS_TRY(put(s, data + at, n, s->data_at + e->begin + at));
+            MS_TRY(put_bytes(s, data + at, n, s->data_at + e->begin + at));
             at += n;
         }
         ms__hash_text(ms__hash_end(&h), s->checksums + 16 * block);

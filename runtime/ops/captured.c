@@ -53,12 +53,12 @@ static bool is_pinned(const ms_captured *c, const ms_storage *s) { return s->blo
 
 bool ms__capture_outside(const ms_captured *c, const ms_tensor *t) { return !is_pinned(c, t->storage); }
 
-static int slot_of(const struct ms_seen *k, const void *data)
+static int slot_of_data(const struct ms_seen *k, const void *data)
 {
     return (int)(ms__hash_value(1, (uint64_t)(uintptr_t)data) >> 24 & (uint64_t)(k->size - 1));
 }
 
-static bool rehash(struct ms_seen *k)
+static bool rehash_seen(struct ms_seen *k)
 {
     int size = k->size ? 2 * k->size : 256, *table = calloc((size_t)size, sizeof *table);
     if (!table) return false;
@@ -66,7 +66,7 @@ static bool rehash(struct ms_seen *k)
     k->by_data = table;
     k->size = size;
     for (int i = 0; i < k->n; i++) {
-        int h = slot_of(k, k->places[i].data);
+        int h = slot_of_data(k, k->places[i].data);
         while (table[h]) h = (h + 1) & (size - 1);
         table[h] = i + 1;
     }
@@ -89,13 +89,13 @@ static ms_storage *pointer_to(const ms_storage *s)
     return p;
 }
 
-static place *place_of(ms_captured *c, ms_storage *s)
+static place *place_of_storage(ms_captured *c, ms_storage *s)
 {
     struct ms_seen *k = c->seen;
     if (!k && !(k = c->seen = calloc(1, sizeof *k))) return NULL;
-    if (2 * (k->n + 1) > k->size && !rehash(k)) return NULL;
+    if (2 * (k->n + 1) > k->size && !rehash_seen(k)) return NULL;
     bool pinned = is_pinned(c, s);
-    int h = slot_of(k, s->data);
+    int h = slot_of_data(k, s->data);
     for (; k->by_data[h]; h = (h + 1) & (k->size - 1)) {
         place *p = &k->places[k->by_data[h] - 1];
         if (pinned ? p->pinned && p->data == s->data && p->bytes == s->bytes : p->s == s) return p;
@@ -134,7 +134,7 @@ static bool alike(const ms_tensor *a, const ms_tensor *b)
 ms_storage *ms__capture_storage(ms_captured *c, ms_storage *s)
 {
     ms_captured *was = ms__capture_suspend();
-    place *p = s ? place_of(c, s) : NULL;
+    place *p = s ? place_of_storage(c, s) : NULL;
     if (s && !p) ms__capture_no_memory(c);
     ms__capture_resume(was);
     return p ? p->s : NULL;
@@ -144,7 +144,7 @@ ms_tensor *ms__capture_tensor(ms_captured *c, ms_tensor *t)
 {
     if (!t) return NULL;
     ms_captured *was = ms__capture_suspend();
-    place *p = place_of(c, t->storage);
+    place *p = place_of_storage(c, t->storage);
     lasting *l = p ? p->tensors : NULL;
     while (l && !alike(l->t, t)) l = l->next;
     if (p && !l && (l = malloc(sizeof *l))) {
@@ -416,7 +416,7 @@ static ms_status record_copy(ms_tensor *dst, const ms_tensor *src)
 
 // Replaces *t, a new tensor of values that the script gave, by a copy. Each repetition copies the values again, from
 // the old *t, which no call of the step changes.
-static ms_status constant(ms_tensor **t)
+static ms_status constant_input(ms_tensor **t)
 {
     ms_tensor *values = *t, *mine = NULL;
     ms_status st = ms__tensor_like(&mine, values, "tensor");
@@ -429,5 +429,5 @@ static ms_status constant(ms_tensor **t)
 __attribute__((constructor)) static void set_recorder(void)
 {
     ms__step_recorder = (ms_step_recorder) { record_call, record_fill, record_copy };
-    ms__capture_constant = constant;
+    ms__capture_constant = constant_input;
 }

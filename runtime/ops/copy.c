@@ -46,7 +46,7 @@ static void retire_copy(void *arg, ms_status result)
     ms__storage_release(r->b);
 }
 
-static void mark(ms_pending **at, ms_pending *e)
+static void mark_pending(ms_pending **at, ms_pending *e)
 {
     ms__event_release(*at);
     *at = ms__event_retain(e);
@@ -87,8 +87,8 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
         retire_copy(&r, st);
         return st;
     }
-    mark(&dst->storage->event, e);
-    mark(&src->storage->readers, e);
+    mark_pending(&dst->storage->event, e);
+    mark_pending(&src->storage->readers, e);
     dst->version->count++;
     if (event) *event = e;
     else ms__event_release(e);
@@ -134,7 +134,7 @@ ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src)
         st = ms__stream_wait(s, r.from->readers);  // the storage keeps one event, which covers its earlier readers
         if (st == MS_OK) st = ms__launch(s, await_copy, retire_source, &r, sizeof r, &e);
         if (st == MS_OK) {
-            mark(&r.from->readers, e);
+            mark_pending(&r.from->readers, e);
             ms__event_release(e);
             return MS_OK;
         }

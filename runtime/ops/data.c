@@ -20,7 +20,7 @@ ms_status ms__fill_data(ms_tensor *t, double value)
 }
 
 // *out: src as a contiguous tensor of `dtype` on src's device: src itself (retained) or a copy.
-static ms_status dense(ms_tensor **out, const ms_tensor *src, int dtype)
+static ms_status dense_copy(ms_tensor **out, const ms_tensor *src, int dtype)
 {
     if (src->dtype == dtype && ms__is_contiguous(src)) {
         *out = ms__retain((ms_tensor *)src);
@@ -46,7 +46,7 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
     // Between devices, contiguous bytes of the destination's dtype are sent; each device handles its own strides and
     // broadcasting.
     ms_tensor *whole, *there = NULL;
-    MS_TRY(dense(&whole, src, dst->dtype));
+    MS_TRY(dense_copy(&whole, src, dst->dtype));
     ms_status st = MS_OK;
     bool direct = dst->numel == whole->numel && ms__is_contiguous(dst);
     if (!direct) st = ms__tensor_new(&there, dst->dtype, to, whole->ndim, whole->shape, "copy");

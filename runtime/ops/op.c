@@ -214,7 +214,7 @@ static bool sync_each(void)
     return on;
 }
 // Ends a call on a GPU. st: what its kernel returned.
-static ms_status finish(const ms_call *c, int device, ms_status st)
+static ms_status finish_call(const ms_call *c, int device, ms_status st)
 {
     if (MS_UNLIKELY(st != MS_OK)) return ms__call_failed(c, st);
     if (MS_LIKELY(!sync_each())) return MS_OK;
@@ -362,7 +362,7 @@ static ms_status dispatch(ms_call *c, bool record)
             int gpu = device == MS_CUDA ? ms__device(c->n_out ? c->out[0] : first) : MS_CPU;
             if (MS_UNLIKELY(gpu != MS_CPU)) ms__note_call(gpu, c);
             st = MS_UNLIKELY(ms__capturing != NULL) ? ms__step_recorder.call(c, run, drawn) : run(c);
-            if (MS_UNLIKELY(gpu != MS_CPU)) st = finish(c, gpu, st);
+            if (MS_UNLIKELY(gpu != MS_CPU)) st = finish_call(c, gpu, st);
         } else if (!(op->flags & MS_OP_VIEW)) {
             st = ms__fail(MS_EUNSUPPORTED,
                           "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name,
@@ -529,7 +529,7 @@ ms_status ms_call_op(int op, ms_args *a)
 }
 
 // Starts a call of an operator on n tensors. Returns false with the error set.
-static inline bool begin(ms_call *c, int op, int n, const ms_id *in)
+static inline bool begin_call(ms_call *c, int op, int n, const ms_id *in)
 {
     if (!(c->op = op_at(op))) return bad_op(op), false;
     for (int k = 0; k < n; k++)
@@ -542,13 +542,13 @@ static inline bool begin(ms_call *c, int op, int n, const ms_id *in)
 ms_id ms_call1(int op, ms_id a)
 {
     ms_call c;
-    return begin(&c, op, 1, &a) ? finish1(&c) : 0;
+    return begin_call(&c, op, 1, &a) ? finish1(&c) : 0;
 }
 
 ms_id ms_call1f(int op, ms_id a, double f)
 {
     ms_call c;
-    if (!begin(&c, op, 1, &a)) return 0;
+    if (!begin_call(&c, op, 1, &a)) return 0;
     c.n_f = 1;
     c.f[0] = f;
     return finish1(&c);
@@ -557,11 +557,11 @@ ms_id ms_call1f(int op, ms_id a, double f)
 ms_id ms_call2(int op, ms_id a, ms_id b)
 {
     ms_call c;
-    return begin(&c, op, 2, (ms_id[]) { a, b }) ? finish1(&c) : 0;
+    return begin_call(&c, op, 2, (ms_id[]) { a, b }) ? finish1(&c) : 0;
 }
 
 ms_id ms_call3(int op, ms_id a, ms_id b, ms_id d)
 {
     ms_call c;
-    return begin(&c, op, d != 0 ? 3 : 2, (ms_id[]) { a, b, d }) ? finish1(&c) : 0;
+    return begin_call(&c, op, d != 0 ? 3 : 2, (ms_id[]) { a, b, d }) ? finish1(&c) : 0;
 }

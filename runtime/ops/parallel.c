@@ -61,7 +61,7 @@ static void pause_cpu(void)
 #endif
 }
 
-static void work(void)
+static void work_on_blocks(void)
 {
     int parts = job.parts, mine = thread_number % parts;
     for (int k = 0; k < parts; k++) {
@@ -93,7 +93,7 @@ static void *helper(void *number)
         }
         seen = now;
         __atomic_add_fetch(&team.inside, 1, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&team.open, __ATOMIC_SEQ_CST) && thread_number < job.threads) work();
+        if (__atomic_load_n(&team.open, __ATOMIC_SEQ_CST) && thread_number < job.threads) work_on_blocks();
         __atomic_sub_fetch(&team.inside, 1, __ATOMIC_SEQ_CST);
     }
     return NULL;
@@ -136,7 +136,7 @@ static bool shared(int64_t n, int64_t block, bool one_queue, ms_range_fn fn, voi
     __atomic_add_fetch(&team.generation, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&team.sleepers, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &team.generation, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
-    work();
+    work_on_blocks();
     __atomic_store_n(&team.open, 0, __ATOMIC_SEQ_CST);
     for (int spins = 0; __atomic_load_n(&team.inside, __ATOMIC_SEQ_CST); spins++)
         if (spins < SPINS) pause_cpu();

@@ -6,7 +6,7 @@
 #include "device/move.h"
 #include "ops/op.h"
 
-static double load(const void *data, int dtype, int64_t k)
+static double load_number(const void *data, int dtype, int64_t k)
 {
     switch (dtype) {
     case MS_F32: return ms__for_script(((const float *)data)[k]);
@@ -43,7 +43,7 @@ void *ms_data_ptr(ms_id id)
 }
 
 // Makes *out, owned by the caller: t contiguous on the CPU, to be read into a buffer for `capacity` elements.
-static ms_status elements(ms_tensor **out, ms_tensor *t, double capacity)
+static ms_status elements_to_read(ms_tensor **out, ms_tensor *t, double capacity)
 {
     MS_TRY(readable(t, "tolist"));
     if ((double)t->numel > capacity)
@@ -57,9 +57,9 @@ ms_status ms_read(ms_id id, double *out, double capacity)
     MS_BUSY;
     ms_tensor *t = ms__tensor(id), *c;
     if (!t) return ms__failure();
-    MS_TRY(elements(&c, t, capacity));
+    MS_TRY(elements_to_read(&c, t, capacity));
     const void *data = ms__data(c);
-    for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
+    for (int64_t k = 0; k < c->numel; k++) out[k] = load_number(data, c->dtype, k);
     ms__release(c);
     return MS_OK;
 }
@@ -70,7 +70,7 @@ ms_status ms_read_int64(ms_id id, int64_t *out, double capacity)
     ms_tensor *t = ms__tensor(id), *c;
     if (!t) return ms__failure();
     if (t->dtype != MS_I64) return ms__fail(MS_EINVAL, "tolist: %s is not int64", ms__tensor_text(t));
-    MS_TRY(elements(&c, t, capacity));
+    MS_TRY(elements_to_read(&c, t, capacity));
     if (c->numel) memcpy(out, ms__data(c), (size_t)c->numel * sizeof *out);
     ms__release(c);
     return MS_OK;
@@ -88,10 +88,10 @@ ms_status ms_item(ms_id id, double *out)
     if (ms__is_cuda(ms__device(t))) {
         double bytes;
         MS_TRY(ms__move(MS_CPU, &bytes, ms__device(t), ms__data(t), (size_t)ms__dtype_size(t->dtype)));
-        *out = load(&bytes, t->dtype, 0);
+        *out = load_number(&bytes, t->dtype, 0);
         return MS_OK;
     }
-    *out = load(ms__data(t), t->dtype, 0);
+    *out = load_number(ms__data(t), t->dtype, 0);
     return MS_OK;
 }
 

@@ -31,15 +31,15 @@ typedef struct extension {
     int n_freed, cap_freed;
 } extension;
 
-static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
+static size_t align_extension(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
 
-static const char *name_of(const unit *u, const extension *x)
+static const char *name_of_extension(const unit *u, const extension *x)
 {
     const char *name = u->params[x->which[0]].param->name;
     return name ? name : "?";
 }
 
-static extension *find(double handle, int e, unit **u)
+static extension *find_extension(double handle, int e, unit **u)
 {
     if (!(*u = ms__unit(handle))) return NULL;
     if (e >= 0 && e < (*u)->memory.n_extensions) return &(*u)->memory.extensions[e];
@@ -128,7 +128,7 @@ static bool same_shape(const ms_tensor *t, int ndim, const int64_t *shape)
     return t->ndim == ndim && !memcmp(t->shape, shape, (size_t)ndim * sizeof *shape);
 }
 
-static ms_status check_input(const unit *u, const extension *x, int k, const ms_tensor *t, bool *like_rows)
+static ms_status check_extended_input(const unit *u, const extension *x, int k, const ms_tensor *t, bool *like_rows)
 {
     const unit_param *p = &u->params[x->which[0]];
     int64_t here[MS_MAX_DIMS], padded[MS_MAX_DIMS];
@@ -139,7 +139,7 @@ static ms_status check_input(const unit *u, const extension *x, int k, const ms_
     if (t->sharded || ms__is_meta(ms__device(t)))
         return ms__fail(MS_EINVAL,
                         "fsdp_pre_all_gather of '%s': returned tensor %d is %s%s; expected a plain tensor with values",
-                        name_of(u, x), k + 1, t->sharded ? "sharded, " : "", ms__tensor_text(t));
+                        name_of_extension(u, x), k + 1, t->sharded ? "sharded, " : "", ms__tensor_text(t));
     *like_rows = same_shape(t, p->param->ndim, here) || same_shape(t, p->param->ndim, padded);
     if (!*like_rows && p->rows % u->world != 0)
         return ms__fail(MS_EINVAL,
@@ -150,29 +150,29 @@ static ms_status check_input(const unit *u, const extension *x, int k, const ms_
                         ms__shape_text(p->param->ndim, padded), ms__shape_text(t->ndim, t->shape));
     if (!*like_rows && t->ndim == 0)
         return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': returned tensor %d has no dimension to gather along",
-                        name_of(u, x), k + 1);
+                        name_of_extension(u, x), k + 1);
     return MS_OK;
 }
 
 ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
 {
     unit *u;
-    extension *x = find(handle, e, &u);
+    extension *x = find_extension(handle, e, &u);
     if (!x) return ms__failure();
     if (n < 1 || n > MAX_PARTS)
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' returned %d tensors, expected 1 to %d", name_of(u, x),
-                        n, MAX_PARTS);
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' returned %d tensors, expected 1 to %d",
+                        name_of_extension(u, x), n, MAX_PARTS);
     if (x->n_parts && n != x->n_parts)
         return ms__fail(MS_EINVAL,
                         "fsdp_pre_all_gather of '%s' returned %d tensor%s, expected %d, as at its first gather",
-                        name_of(u, x), n, n == 1 ? "" : "s", x->n_parts);
+                        name_of_extension(u, x), n, n == 1 ? "" : "s", x->n_parts);
     bool first = x->n_parts == 0;
     const unit_param *p = &u->params[x->which[0]];
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(in[k]);
         bool like_rows = false;
         if (!t) return ms__failure();
-        MS_TRY(check_input(u, x, k, t, &like_rows));
+        MS_TRY(check_extended_input(u, x, k, t, &like_rows));
         part *q = &x->parts[k];
         int64_t shape[MS_MAX_DIMS] = { 0 };
         memcpy(shape, t->shape, sizeof shape);
@@ -181,7 +181,7 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
                        memcmp(shape, q->shape, (size_t)q->ndim * sizeof *shape)))
             return ms__fail(MS_EINVAL,
                             "fsdp_pre_all_gather of '%s': returned tensor %d is %s, but was %s %s at its first gather",
-                            name_of(u, x), k + 1, ms__tensor_text(t), ms__dtype_name(q->dtype),
+                            name_of_extension(u, x), k + 1, ms__tensor_text(t), ms__dtype_name(q->dtype),
                             ms__shape_text(q->ndim, q->shape));
         q->dtype = t->dtype;
         q->ndim = t->ndim;
@@ -235,8 +235,8 @@ ms_status ms__extensions_place(unit *u)
             shape[0] = q->like_rows ? p->rows : q->shape[0] * u->world;
             size_t esz = (size_t)ms__dtype_size(q->dtype), bytes = (size_t)numel * esz, all = bytes * (size_t)u->world;
             if (q->like_rows) all = (size_t)(p->rows * p->row_numel) * esz;
-            q->cast_at = align_up(u->memory.cast_bytes);
-            size_t at = align_up(u->memory.gather_bytes);
+            q->cast_at = align_extension(u->memory.cast_bytes);
+            size_t at = align_extension(u->memory.gather_bytes);
             u->memory.pieces[u->memory.n_pieces++] = (ms_piece) {
                 .in_offset = q->cast_at, .out_offset = at, .out_stride = bytes, .bytes = bytes, .total = all
             };
@@ -287,7 +287,7 @@ void ms__extensions_vacate(unit *u)
 int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
 {
     unit *u;
-    extension *x = find(handle, e, &u);
+    extension *x = find_extension(handle, e, &u);
     if (!x) return -1;
     for (int k = 0; k < x->n_parts && k < capacity; k++)
         if (!(out[k] = ms__name(ms__tensor_alias(x->parts[k].out)))) return -1;
@@ -296,7 +296,7 @@ int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
 
 // ---- whole tensors ------------------------------------------------------------------------------
 
-static ms_status check_whole(const unit *u, const extension *x, const unit_param *p, const ms_tensor *t)
+static ms_status check_whole_output(const unit *u, const extension *x, const unit_param *p, const ms_tensor *t)
 {
     bool fits = t->ndim == p->param->ndim && ms__is_contiguous(t) && !t->sharded && ms__device(t) == u->memory.device;
     for (int d = 0; fits && d < t->ndim; d++)
@@ -305,7 +305,7 @@ static ms_status check_whole(const unit *u, const extension *x, const unit_param
     return ms__fail(MS_EINVAL,
                     "fsdp_post_all_gather of '%s' returned %s, expected a contiguous tensor of shape %s (more rows are "
                     "padding) on the unit's device",
-                    name_of(u, x), ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
+                    name_of_extension(u, x), ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
 }
 
 static ms_status free_with(unit *u, extension *x, ms_tensor *t)
@@ -315,10 +315,10 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
     if (s == u->memory.shard)
         return ms__fail(MS_EINVAL,
                         "fsdp_post_all_gather of '%s': a tensor to free is a view of the shard, which must stay",
-                        name_of(u, x));
+                        name_of_extension(u, x));
     for (int k = 0; k < x->n_freed; k++)
         if (x->freed[k] == s) return MS_OK;
-    MS_TRY(ms__grow(&x->freed, &x->cap_freed, x->n_freed, sizeof *x->freed, "fsdp", name_of(u, x)));
+    MS_TRY(ms__grow(&x->freed, &x->cap_freed, x->n_freed, sizeof *x->freed, "fsdp", name_of_extension(u, x)));
     x->freed[x->n_freed++] = ms__storage_retain(s);
     s->owner = u->memory.gather_buffer->owner;
     return MS_OK;
@@ -327,15 +327,15 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
 ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id *whole, int n_free, const ms_id *freed)
 {
     unit *u;
-    extension *x = find(handle, e, &u);
+    extension *x = find_extension(handle, e, &u);
     if (!x) return ms__failure();
     if (n_whole != x->n)
         return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensor%s, but the parameter has %d",
-                        name_of(u, x), n_whole, n_whole == 1 ? "" : "s", x->n);
+                        name_of_extension(u, x), n_whole, n_whole == 1 ? "" : "s", x->n);
     for (int k = 0; k < n_whole; k++) {
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return ms__failure();
-        MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
+        MS_TRY(check_whole_output(u, x, &u->params[x->which[k]], t));
         // The unit also frees memory that only the whole parameter refers to, even if the hook does not return it.
         if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
     }
@@ -361,6 +361,6 @@ ms_status ms__extensions_made(const unit *u)
             return ms__fail(MS_ESTATE,
                             "fsdp_post_all_gather of '%s' returned nothing at the first gather; expected the whole "
                             "tensor and a list of tensors to free",
-                            name_of(u, &u->memory.extensions[e]));
+                            name_of_extension(u, &u->memory.extensions[e]));
     return MS_OK;
 }

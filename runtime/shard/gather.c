@@ -29,7 +29,7 @@ uint64_t ms__unit_versions(const unit *u)
 
 // Copies those elements of part to p's local tensor that differ from the local elements rounded to the gathered dtype.
 // All other elements keep the precision of the stored dtype.
-static ms_status merge(unit_param *p, ms_tensor *part)
+static ms_status merge_piece(unit_param *p, ms_tensor *part)
 {
     int ndim = p->local->ndim, home = p->owner->memory.home;
     const int64_t *shape = p->local->shape;
@@ -52,7 +52,7 @@ static ms_status merge(unit_param *p, ms_tensor *part)
 }
 
 // Copies p's change to the shard. Fails if the change cannot be kept.
-static ms_status keep(unit_param *p)
+static ms_status keep_parameter_whole(unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
     if (p->owner->state.shard_seen != ms__unit_shard_versions(p->owner))
@@ -69,7 +69,7 @@ static ms_status keep(unit_param *p)
                         name);
     if (p->here == 0) return MS_OK;
     ms_tensor *part = p->owner->layout->part(p, p->whole);
-    ms_status st = p->gather_dtype == p->dtype ? ms__copy(p->local, part) : merge(p, part);
+    ms_status st = p->gather_dtype == p->dtype ? ms__copy(p->local, part) : merge_piece(p, part);
     ms__release(part);
     return st;
 }
@@ -84,7 +84,7 @@ void ms__unit_keep(unit *u)
         unit_param *p = &u->params[j];
         if (MS_LIKELY(p->param->version->count == p->seen)) continue;
         p->seen = p->param->version->count;
-        if (keep(p) != MS_OK) u->state.unkept = ms__intern(ms_error());
+        if (keep_parameter_whole(p) != MS_OK) u->state.unkept = ms__intern(ms_error());
     }
 }
 

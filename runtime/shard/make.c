@@ -100,7 +100,7 @@ static void choose_dtypes(unit *u)
 // takes precedence when the unit is made. Offloaded shards are moved to the CPU then, and their unit always computes on
 // the device in the options, or else on the module's first device other than meta. A script may move the shards with
 // the module, but offloaded shards can only be gathered from the CPU. made: the unit is being made, not moved.
-static void settle(unit *u, int device, bool made)
+static void settle_unit(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
     if (ms__is_meta(device)) return;
@@ -279,7 +279,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     }
     choose_dtypes(u);
     u->memory.computes = o->device;
-    settle(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
+    settle_unit(u, n ? ms__device(u->params[0].param) : o->device >= 0 ? o->device : MS_CPU, true);
     if (make_storages(u) != MS_OK || ms__unit_handle_new(u) != MS_OK) goto failed;
     for (int j = 0; j < n; j++) {
         unit_param *p = &u->params[j];
@@ -432,7 +432,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         if (dtype >= 0 && ms__is_float(p->dtype)) p->dtype = dtype;
     }
     choose_dtypes(u);
-    settle(u, device, false);
+    settle_unit(u, device, false);
     ms_status st = make_storages(u);
     if (st != MS_OK) {  // restore the previous state
         u->memory.device = device_before;

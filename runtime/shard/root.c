@@ -77,7 +77,7 @@ ms_status ms_unit_lazy_init(double root_handle, int n, const double *handles)
     return MS_OK;
 }
 
-static void forget(unit_list *list, const unit *u)
+static void forget_unit(unit_list *list, const unit *u)
 {
     for (int k = list->n; k-- > 0;)
         if (list->units[k] == u) list->units[k] = list->units[--list->n];
@@ -96,8 +96,8 @@ void ms__context_leave(unit *u)
     if (c->opened == u) c->opened = NULL;
     if (c->root == u) c->root = NULL;
     for (int k = 0; k < c->n; k++) {
-        forget(&c->units[k]->settings.forward_prefetch, u);
-        forget(&c->units[k]->settings.backward_prefetch, u);
+        forget_unit(&c->units[k]->settings.forward_prefetch, u);
+        forget_unit(&c->units[k]->settings.backward_prefetch, u);
     }
     if (c->n == 0) {
         context **at = &contexts;

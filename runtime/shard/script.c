@@ -93,7 +93,7 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
 
 // Gathers all ranks' parts into a new tensor of the whole parameter's shape. part: p's local tensor or its gradient, or
 // a tensor laid out like it.
-static ms_id gather_whole(unit_param *p, ms_tensor *part)
+static ms_id gather_for_script(unit_param *p, ms_tensor *part)
 {
     const unit *u = p->owner;
     ms_tensor *out;
@@ -111,7 +111,7 @@ static ms_id full_gradient(unit_param *p)
     ms__clear_error();
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
     if (!g) return 0;
-    if (!g->unreduced) return gather_whole(p, g);
+    if (!g->unreduced) return gather_for_script(p, g);
     // The gradient is not reduced: it is already whole, with this rank's values.
     if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
@@ -125,7 +125,7 @@ ms_id ms_unit_full(ms_id id, int gradient)
     if (!p) return 0;
     if (gradient) return full_gradient(p);
     ms__unit_keep(p->owner);
-    return ms__storage_sync(p->local->storage, false) == MS_OK ? gather_whole(p, p->local) : 0;
+    return ms__storage_sync(p->local->storage, false) == MS_OK ? gather_for_script(p, p->local) : 0;
 }
 
 bool ms__unit_unreduced(const ms_tensor *t)
@@ -193,7 +193,7 @@ ms_id ms_unit_gather_like(ms_id id, ms_id part_id)
                                   "full_tensor: got %s, expected as many elements as this rank's part of '%s' has, %s",
                                   ms__tensor_text(part), t->name ? t->name : "?", ms__tensor_text(p->local)));
     if (ms__storage_sync(part->storage, false) != MS_OK) return 0;
-    return gather_whole(p, part);
+    return gather_for_script(p, part);
 }
 
 void ms_unit_owner_release(ms_unit_owner *o)

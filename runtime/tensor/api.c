@@ -57,7 +57,7 @@ static void store(void *data, int dtype, int64_t k, double v)
 
 // Makes a tensor on the CPU whose values the caller stores. A captured step does not make it again: the caller calls
 // name_constant once the values are there.
-static ms_status constant(ms_tensor **t, int dtype, int ndim, const int64_t *shape)
+static ms_status constant_tensor(ms_tensor **t, int dtype, int ndim, const int64_t *shape)
 {
     MS_TRY(check_dtype("tensor", dtype));
     MS_TRY(check_shape("tensor", ndim, shape));
@@ -76,7 +76,7 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
 {
     MS_BUSY;
     ms_tensor *t;
-    if (constant(&t, dtype, ndim, shape)) return 0;
+    if (constant_tensor(&t, dtype, ndim, shape)) return 0;
     for (int64_t k = 0; k < t->numel; k++) {
         double v = values[k];
         if (!ms__holds(dtype, v)) {
@@ -97,7 +97,7 @@ ms_id ms_from_int64(int ndim, const int64_t *shape, const int64_t *values)
 {
     MS_BUSY;
     ms_tensor *t;
-    if (constant(&t, MS_I64, ndim, shape)) return 0;
+    if (constant_tensor(&t, MS_I64, ndim, shape)) return 0;
     if (t->numel) memcpy(t->storage->data, values, (size_t)t->numel * sizeof *values);
     return name_constant(t);
 }

@@ -66,7 +66,7 @@ static inline slot *slot_at(uint32_t i) { return &ids.chunks[i >> CHUNK_BITS][i 
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
 
 // The slot of an id that is alive; NULL otherwise. Its index is tensor->slot.
-static slot *slot_of(ms_id id)
+static slot *slot_of_id(ms_id id)
 {
     if (!(id >= 1 && id < 9007199254740992.0)) return NULL;
     uint64_t bits = (uint64_t)id;
@@ -272,7 +272,7 @@ static void released(ms_id id)
 
 ms_tensor *ms__tensor(ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     if (MS_LIKELY(s != NULL)) return s->tensor;
     if (id == 0) ms__fail(MS_EINVAL, "a tensor was expected, got none");
     else if (id < 0) ms__fail(MS_EINVAL, "an instance of a tensor class cannot be used here; pass its inner_tensors()");
@@ -280,11 +280,11 @@ ms_tensor *ms__tensor(ms_id id)
     return NULL;
 }
 
-int ms_is_alive(ms_id id) { return slot_of(id) != NULL; }
+int ms_is_alive(ms_id id) { return slot_of_id(id) != NULL; }
 
 void ms_release(ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     if (!s) return;
     remember(s, NULL);
     slot_release(s);
@@ -292,7 +292,7 @@ void ms_release(ms_id id)
 
 ms_status ms_keep(ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     if (!s) return ms__tensor(id) ? MS_OK : ms__failure();
     if (s->scope) {
         unlink_scope(s);
@@ -303,13 +303,13 @@ ms_status ms_keep(ms_id id)
 
 double ms_scope_of(ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     return s ? (double)s->scope : 0;
 }
 
 void ms_adopt(ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     if (!s || s->scope || s->owners || !ms__state.scope) return;
     ids.unscoped.live -= (double)ms__nbytes(s->tensor);
     link_scope(s, (uint32_t)ms__state.scope);
@@ -317,7 +317,7 @@ void ms_adopt(ms_id id)
 
 void ms_drop(ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     if (!s || !s->scope || s->scope != (uint32_t)ms__state.scope || s->owners) return;
     remember(s, scope_text(ids.scopes[s->scope].name));
     slot_release(s);
@@ -327,14 +327,14 @@ void ms_drop(ms_id id)
 
 void ms_owner_init(ms_owner *o, ms_id id)
 {
-    slot *s = slot_of(id);
+    slot *s = slot_of_id(id);
     o->id = id;
     if (s) s->collected = true;
 }
 
 void ms_owner_release(ms_owner *o)
 {
-    slot *s = slot_of(o->id);
+    slot *s = slot_of_id(o->id);
     if (!s) return;
     if (s->owners || s->scope) s->collected = false;
     else slot_release(s);
@@ -410,7 +410,7 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
     uint32_t at = (uint32_t)(s - ids.scopes), parent = s->parent;
     int in = s->chain;
     for (int k = 0; k < n; k++) {
-        slot *e = slot_of(keep[k]);
+        slot *e = slot_of_id(keep[k]);
         if (!e || !e->scope) continue;
         // Moves only tensors of this scope and of scopes that are still open inside it.
         uint32_t c = ids.chain_top[in];

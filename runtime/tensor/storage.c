@@ -6,7 +6,7 @@
 
 static ms_storage *spare;  // free list, linked through data
 
-static void recycle(ms_storage *s)
+static void recycle_storage(ms_storage *s)
 {
     if (!MS_RECYCLE) {
         free(s);
@@ -28,7 +28,7 @@ ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char
     if (!ms__is_meta(device)) {
         ms_status st = ms__alloc(&s->block, device, bytes, what);
         if (MS_UNLIKELY(st != MS_OK)) {
-            recycle(s);
+            recycle_storage(s);
             return st;
         }
         s->data = s->block->data;
@@ -62,7 +62,7 @@ void ms__storage_release(ms_storage *s)
     // A queued record (work of a stream) retains the storages that it uses, so none uses these bytes any more.
     drop_events(s);
     if (s->block) ms__free(s->block);
-    recycle(s);
+    recycle_storage(s);
 }
 
 void ms__storage_vacate(ms_storage *s)
@@ -94,7 +94,7 @@ void ms__storage_hold(ms_storage *s, ms_memory_kind kind)
     if (s->block) ms__set_kind(s->block, kind);
 }
 
-static ms_status wait_for(ms_pending **event)
+static ms_status wait_for_copy(ms_pending **event)
 {
     ms_status st = ms__event_wait(*event);
     ms__event_release(*event);
@@ -109,6 +109,6 @@ ms_status ms__storage_sync(ms_storage *s, bool write)
                         "%s is sharded now: its values are whole only inside its module's forward and backward; use "
                         "to_local() or full_tensor()",
                         s->owner ? s->owner : "this tensor's storage");
-    if (MS_UNLIKELY(s->event != NULL)) MS_TRY(wait_for(&s->event));
-    return MS_UNLIKELY(write && s->readers != NULL) ? wait_for(&s->readers) : MS_OK;
+    if (MS_UNLIKELY(s->event != NULL)) MS_TRY(wait_for_copy(&s->event));
+    return MS_UNLIKELY(write && s->readers != NULL) ? wait_for_copy(&s->readers) : MS_OK;
 }

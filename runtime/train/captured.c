@@ -14,7 +14,7 @@ struct ms_ends {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_OUT];
 };
 
-static ms_status check_input(const ms_tensor *t, int k)
+static ms_status check_step_input(const ms_tensor *t, int k)
 {
     if (t->requires_grad)
         return ms__fail(MS_EINVAL,
@@ -24,7 +24,7 @@ static ms_status check_input(const ms_tensor *t, int k)
     return MS_OK;
 }
 
-static void forget(ms_captured *c)
+static void forget_step(ms_captured *c)
 {
     if (ms__recording == c) {
         ms__recording = NULL;
@@ -43,7 +43,7 @@ static ms_status take_input(ms_captured *c, int k, ms_id id, ms_id *own)
 {
     ms_tensor *t = ms__tensor(id), *mine;
     if (!t) return ms__failure();
-    MS_TRY(check_input(t, k));
+    MS_TRY(check_step_input(t, k));
     ms__capture_resume(c);
     ms_status st = ms__tensor_like(&mine, t, "captured step");
     (void)ms__capture_suspend();
@@ -70,7 +70,7 @@ ms_captured *ms_capture_begin(int n, const ms_id *in, ms_id *own)
     else c->ends->clone = ms__op_by_name("clone");
     for (int k = 0; k < n && st == MS_OK; k++) st = take_input(c, k, in[k], own);
     if (st != MS_OK) {
-        forget(c);
+        forget_step(c);
         return NULL;
     }
     c->seed = ms__rng_seed();
@@ -142,13 +142,13 @@ static ms_status fill_inputs(const ms_captured *c, int n, const ms_id *in)
                             "captured step: argument %d is %s, expected %s, as when the step was recorded: shapes, "
                             "dtypes and devices are fixed",
                             k + 1, ms__tensor_text(t), ms__tensor_text(mine));
-        if (MS_UNLIKELY(t->requires_grad)) MS_TRY(check_input(t, k));
+        if (MS_UNLIKELY(t->requires_grad)) MS_TRY(check_step_input(t, k));
     }
     for (int k = 0; k < n; k++) MS_TRY(ms__copy(c->ends->in[k], ms__tensor(in[k])));
     return MS_OK;
 }
 
-static ms_status repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
+static ms_status repeat_step(ms_captured *c, int n, const ms_id *in, ms_id *out)
 {
     MS_TRY(ms__names_reserve(c->ends->n_out ? c->ends->n_out : 1, "captured step"));
     MS_TRY(ms__captured_check(c));
@@ -177,7 +177,7 @@ ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
         return ms__capture_refuse("another step runs inside it; steps cannot be captured inside each other");
     if (MS_UNLIKELY(ms__state.run_depth))
         return ms__fail(MS_ESTATE, "captured step: it cannot run inside a backward or its hooks");
-    ms_status st = repeat(c, n, in, out);
+    ms_status st = repeat_step(c, n, in, out);
     // Peers may wait for this rank in the step's collectives, so they must learn of the failure.
     if (MS_UNLIKELY(st != MS_OK && c->sends)) ms__comm_failed(ms_error(), true);
     return st;
@@ -196,5 +196,5 @@ ms_status ms_capture_refuse(const char *text) { return ms__capture_refuse("%s", 
 
 void ms_capture_free(ms_captured *c)
 {
-    if (c) forget(c);
+    if (c) forget_step(c);
 }

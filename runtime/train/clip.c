@@ -33,7 +33,7 @@ typedef struct {
 } gradients;
 
 // Adds x to *sum, or computes their maximum; NaN propagates.
-static void fold(double *sum, double x, bool maximum)
+static void fold_norm(double *sum, double x, bool maximum)
 {
     if (maximum) *sum = x > *sum || x != x ? x : *sum;
     else *sum += x;
@@ -57,7 +57,7 @@ static ms_status over_ranks(ms_group *group, double *value, bool maximum)
     return st;
 }
 
-static ms_status collect(gradients *s, int n, const ms_id *leaves)
+static ms_status collect_gradients(gradients *s, int n, const ms_id *leaves)
 {
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(leaves[k]);
@@ -120,7 +120,7 @@ static ms_status take_sums(gradients *s, bool maximum)
         if (!s->jobs[index].room) continue;
         MS_TRY(ms__move(MS_CPU, sums, MS_CUDA | index << 8, s->jobs[index].room->data,
                         (size_t)(s->n_groups + 1) * sizeof *sums));
-        for (int k = 0; k <= s->n_groups; k++) fold(&s->sums[k], sums[k], maximum);
+        for (int k = 0; k <= s->n_groups; k++) fold_norm(&s->sums[k], sums[k], maximum);
     }
     return MS_OK;
 }
@@ -191,7 +191,7 @@ static ms_status clip_begin(ms_clip *c, int n, const ms_id *leaves)
     if (!s->parts || !s->devices)
         return ms__no_memory(places * (sizeof *s->parts + sizeof(int)), "clip_grad_norm_", "the list of %d parameters",
                              n);
-    MS_TRY(collect(s, n, leaves));
+    MS_TRY(collect_gradients(s, n, leaves));
     for (int k = 0; k < s->n_cpu; k++) {
         s->parts[k].block = c->blocks;
         c->blocks += (s->parts[k].numel + MS_PART_BLOCK - 1) / MS_PART_BLOCK;
@@ -237,14 +237,14 @@ ms_status ms__clip_measure(ms_clip *c)
     if (c->there) return c->alone ? MS_OK : over_ranks_there(s, ms__device(c->norm), maximum);
     for (int k = 0; k < s->n_cpu; k++) {
         int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : c->blocks;
-        for (int64_t b = s->parts[k].block; b < end; b++) fold(&s->sums[s->parts[k].owner], own[b], maximum);
+        for (int64_t b = s->parts[k].block; b < end; b++) fold_norm(&s->sums[s->parts[k].owner], own[b], maximum);
     }
     MS_TRY(take_sums(s, maximum));
     double total = s->sums[0];
     for (int k = 0; k < s->n_groups; k++) {
         double *sum = &s->sums[k + 1];
         if (ms__group_size(s->groups[k]) > 1) MS_TRY(over_ranks(s->groups[k], sum, maximum));
-        fold(&total, *sum, maximum);
+        fold_norm(&total, *sum, maximum);
     }
     if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
     c->total = total;
@@ -349,7 +349,7 @@ static void drop_clip(void *arg)
 
 // Clips, and adds the call to the step that is being recorded. The step then owns *call, which becomes NULL; on failure
 // the caller still owns it.
-static ms_status capture(ms_clip **call)
+static ms_status capture_clip(ms_clip **call)
 {
     ms_clip *c = *call;
     ms_captured *step = ms__capture_suspend();
@@ -380,7 +380,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         if (g) g->version->count++;
     }
     ms_tensor *norm = ms__retain(c->norm);
-    ms_status st = MS_UNLIKELY(ms__capturing != NULL) ? capture(&c) : clip_all(c);
+    ms_status st = MS_UNLIKELY(ms__capturing != NULL) ? capture_clip(&c) : clip_all(c);
     ms__clip_free(c);
     if (st == MS_OK) return ms__name(norm);
     ms__release(norm);

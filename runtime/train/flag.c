@@ -25,7 +25,7 @@ ms_status ms__flag_check(const char *who, const ms_tensor *t)
 }
 
 // Takes an unused flag to which no copy is under way, or makes one.
-static ms_flag *take(void)
+static ms_flag *take_flag(void)
 {
     for (ms_flag **at = &unused; *at; at = &(*at)->next) {
         ms_flag *f = *at;
@@ -40,7 +40,7 @@ static ms_flag *take(void)
     return f;
 }
 
-static ms_status begin(ms_flag *f, ms_tensor *t)
+static ms_status begin_flag(ms_flag *f, ms_tensor *t)
 {
     int device = ms__device(t), index = ms__index(device);
     const ms_cuda_table *gpu = ms__cuda();
@@ -61,8 +61,8 @@ ms_flag *ms_flag_new(ms_id of)
     if (!t || ms__flag_check("flag: the tensor", t)) return NULL;
     if (MS_UNLIKELY(ms__capturing != NULL))
         return ms__null(ms__capture_refuse("the host reads a value of a tensor, which repetitions would not read"));
-    ms_flag *f = take();
-    if (!f || begin(f, t) == MS_OK) return f;
+    ms_flag *f = take_flag();
+    if (!f || begin_flag(f, t) == MS_OK) return f;
     ms_flag_free(f);
     return NULL;
 }

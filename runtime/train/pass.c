@@ -33,7 +33,7 @@ static void count_steps(const ms_pass *p)
 }
 
 // Queues the step into a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance).
-static ms_status queue(void *arg, ms_captured *c, void *there)
+static ms_status queue_pass(void *arg, ms_captured *c, void *there)
 {
     const ms_pass *p = arg;
     (void)c;
@@ -79,7 +79,7 @@ static size_t bytes_of(const ms_pass *p)
 
 // Divides the jobs into groups of equal options and step counts: group[k] is job k's group, p->first[g] the first leaf
 // of group g. Returns the number of groups.
-static int divide(const ms_pass *p, int32_t *group)
+static int divide_groups(const ms_pass *p, int32_t *group)
 {
     const ms_stepped **first = p->first;
     int n = 0;
@@ -115,7 +115,7 @@ static ms_status advance_choice(void *arg, ms_captured *c, void *here)
     const ms_pass *p = arg;
     layout l = layout_of(p, here);
     (void)c;
-    int groups = divide(p, l.group), depth = groups > 0 ? p->n_sets / groups : DEPTH;
+    int groups = divide_groups(p, l.group), depth = groups > 0 ? p->n_sets / groups : DEPTH;
     if (depth > DEPTH) depth = DEPTH;
     uint32_t pending;
     MS_TRY(ms__tally_begin(p->tally, depth > 0 ? (uint32_t)depth : 1, &pending, &l.sets->base));
@@ -143,7 +143,7 @@ ms_status ms__pass_decide(ms_captured *c, ms_pass *p, const ms_tensor *flag, ms_
     if ((p->first = malloc(n * sizeof *p->first)) && group && counts) {
         // Room for the factors of 8 pending decisions of all groups. There may be more groups later, because steps
         // outside of the captured step may leave out some leaves.
-        int sets = 8 * divide(p, group);
+        int sets = 8 * divide_groups(p, group);
         p->n_sets = sets > DEPTH ? sets : DEPTH;
         for (size_t k = 0; k < n; k++) counts[k] = p->stepped[k].steps;
         if (!ms__tally_updates(tally, counts[0], sizeof *counts[0])) st = ms__tally_adds(tally, p->n_stepped, counts);
@@ -162,7 +162,7 @@ ms_status ms__pass_decide(ms_captured *c, ms_pass *p, const ms_tensor *flag, ms_
 
 // ---- recording ----------------------------------------------------------------------------------
 
-static ms_status repeat(void *arg, ms_captured *c)
+static ms_status repeat_pass(void *arg, ms_captured *c)
 {
     ms_pass *p = arg;
     MS_RANGE(MS_RANGE_OPTIMIZER, ms__optim_range(p->stepped[0].options->kind), NULL);
@@ -176,7 +176,7 @@ static ms_status repeat(void *arg, ms_captured *c)
     return MS_OK;
 }
 
-static void drop(void *arg)
+static void drop_pass(void *arg)
 {
     ms_pass *p = arg;
     for (int k = 0; k < p->n_stepped; k++) {
@@ -193,7 +193,7 @@ static void drop(void *arg)
 
 ms_pass *ms__pass_add(ms_captured *c, int n_jobs, ms_optim_job *jobs, int n_stepped, ms_stepped *stepped)
 {
-    ms_pass *p = n_stepped ? ms__capture_work(c, repeat, drop, sizeof *p) : NULL;
+    ms_pass *p = n_stepped ? ms__capture_work(c, repeat_pass, drop_pass, sizeof *p) : NULL;
     if (!p) {
         free(jobs);
         free(stepped);
@@ -212,7 +212,7 @@ ms_pass *ms__pass_add(ms_captured *c, int n_jobs, ms_optim_job *jobs, int n_step
         for (int i = 0; i < MS_OPTIM_STATES; i++)
             if (ms__retain(l->state[i]) && room) p->versions[p->n_versions++] = l->state[i]->version;
     }
-    ms_fixed how = { queue, advance, (size_t)n_jobs * sizeof *jobs };
+    ms_fixed how = { queue_pass, advance, (size_t)n_jobs * sizeof *jobs };
     if (n_jobs > 0 && ms__pass_is_on(p, jobs[0].device)) ms__capture_fixed(c, jobs[0].device, &how);
     return p;
 }

@@ -35,7 +35,7 @@ static ms_status flags_of(flags *f, int n, const ms_id *ids)
     return MS_OK;
 }
 
-static void keep(ms_captured *c, flags *f)
+static void keep_flags(ms_captured *c, flags *f)
 {
     for (int k = 0; k < f->n; k++) f->t[k] = ms__capture_tensor(c, f->t[k]);
 }
@@ -141,7 +141,7 @@ ms_status ms_capture_unless(int n, const ms_id *found, double *sum)
     ms__capture_resume(c);
     if (st != MS_OK || !c) return st;
     if (*sum != 0) return ms_capture_leave(), MS_OK;
-    keep(c, &f);
+    keep_flags(c, &f);
     struct ms_choices *all = choices_of(c);
     unless_work *w = all ? ms__capture_work(c, repeat_unless, NULL, sizeof *w) : NULL;
     if (!w) return MS_OK;
@@ -278,7 +278,7 @@ ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule
     if (st != MS_OK || !c) return st;
     w.scale->version->count++;
     w.scale = ms__capture_tensor(c, w.scale);
-    keep(c, &w.found);
+    keep_flags(c, &w.found);
     struct ms_choices *all = choices_of(c);
     adapt_work *kept = all ? ms__capture_work(c, repeat_adapt, drop_adapt, sizeof *kept) : NULL;
     if (!kept) return MS_OK;

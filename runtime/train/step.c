@@ -162,7 +162,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
 }
 
 // Adds the step to the captured step, which then owns the lists.
-static void capture(ms_captured *c, step *s)
+static void capture_step(ms_captured *c, step *s)
 {
     ms__choices_pass(c, ms__pass_add(c, s->n_jobs, s->jobs, s->n_stepped, s->stepped));
     s->jobs = NULL;
@@ -218,7 +218,7 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
         ms__unit_stepped(s->stepped[k].leaf);
     }
     if (!of->skipped) s->n_made = 0;
-    if (MS_UNLIKELY(ms__capturing != NULL)) capture(ms__capturing, s);
+    if (MS_UNLIKELY(ms__capturing != NULL)) capture_step(ms__capturing, s);
     return MS_OK;
 }
 

@@ -37,7 +37,7 @@ typedef struct spare {
 } spare;
 static spare *spares;
 
-static ms_status take_pinned(ms_tally *t)
+static ms_status take_pinned_counts(ms_tally *t)
 {
     spare *s = spares;
     if (!s) {
@@ -65,7 +65,7 @@ ms_tally *ms__tally_new(int device, ms_scale_rule *rule)
     ms_status st = ms__zeros(&t->there, rule ? MS_F64 : MS_I64, device, 0, NULL);
     ms__gpu_lasting = false;
     ms__capture_resume(c);
-    if (st == MS_OK && !rule) st = take_pinned(t);
+    if (st == MS_OK && !rule) st = take_pinned_counts(t);
     if (st == MS_OK) return t;
     ms_tally_free(t);
     return NULL;
@@ -123,7 +123,7 @@ static void add_known(ms_tally *t)
     t->known = now;
 }
 
-static ms_status settle(ms_tally *t)
+static ms_status settle_tally(ms_tally *t)
 {
     if (t->issued == t->known.done) return MS_OK;
     MS_TRY(ms__cuda_settle(ms__index(t->device)));
@@ -141,7 +141,7 @@ static ms_status wait_until(ms_tally *t, uint32_t most)
     if (MS_LIKELY(pending(t) <= most)) return MS_OK;
     if (t->event) MS_TRY(ms__cuda_await(t->event));
     add_known(t);
-    return pending(t) <= most ? MS_OK : settle(t);
+    return pending(t) <= most ? MS_OK : settle_tally(t);
 }
 
 void ms__tally_use(ms_tally *t, uint32_t depth)
@@ -183,7 +183,7 @@ double ms__tally_next(ms_tally *t)
 ms_status ms_tally_read(ms_tally *t)
 {
     MS_BUSY;
-    if (!t->rule) return settle(t);
+    if (!t->rule) return settle_tally(t);
     if (!t->current) return MS_OK;
     MS_TRY(ms__move(MS_CPU, &t->rule->growth_tracker, t->device, ms__data(t->there), sizeof(double)));
     t->current = false;

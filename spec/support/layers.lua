@@ -319,4 +319,21 @@ function M.variables(text)
   return list
 end
 
+--- Static functions of runtime and kernels by name: a list of the files that define it. Names that a macro makes, such
+--- as R(sum), and ms__ names of inline functions are left out.
+function M.statics(root)
+  local found = {}
+  for _, path in ipairs(M.sources(root, "%.[chu]+$")) do
+    for line in read(root .. "/" .. path):gmatch "[^\n]+" do
+      local name = line:gsub("__attribute__%s*%b()", ""):match "^static [^%(=;]-([%w_]+)%("
+      if name and not line:find ";%s*$" and name:find "%l" and not name:find "^ms__" then
+        local list = found[name] or {}
+        if list[#list] ~= path then list[#list + 1] = path end
+        found[name] = list
+      end
+    end
+  end
+  return found
+end
+
 return M

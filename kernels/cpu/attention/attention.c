@@ -58,7 +58,7 @@ typedef struct tile {
 } tile;
 
 // Block `task` of queries.
-static inline tile block_of(const attend *w, int64_t task, int64_t queries, int64_t lanes)
+static inline tile query_block_of(const attend *w, int64_t task, int64_t queries, int64_t lanes)
 {
     tile t = { .head = task / w->blocks, .i0 = task % w->blocks * queries };
     t.rows = w->tq - t.i0 < queries ? w->tq - t.i0 : queries;
@@ -137,7 +137,7 @@ static ms_few few_step(const ms_few *f, int64_t b, const char *next)
 
 // Describes t as heads. like: a tensor with the batch dimensions of the whole call, of which the last is `share` times
 // that of t.
-static part part_of(const ms_tensor *t, const ms_tensor *like, int64_t share)
+static part share_of(const ms_tensor *t, const ms_tensor *like, int64_t share)
 {
     part x = { .dtype = t->dtype,
                .n = like->ndim - 2,
@@ -174,7 +174,7 @@ TASK(parts_task, add_parts)
 TASK(backward_task, attend_head_backward)
 
 // n_i: the number of the forward's integers.
-static void sizes(attend *w, const ms_call *c, int n_i, const ms_tensor *q, const ms_tensor *k)
+static void attention_sizes(attend *w, const ms_call *c, int n_i, const ms_tensor *q, const ms_tensor *k)
 {
     int n = q->ndim;
     w->a = ms__attention_of(c, n_i, q, k);
@@ -189,7 +189,7 @@ static void sizes(attend *w, const ms_call *c, int n_i, const ms_tensor *q, cons
 }
 
 // Allocates `numbers` float32 or float64 numbers for each thread, and runs n tasks.
-static ms_status run_tasks(attend *w, int64_t n, int64_t numbers, const char *what, ms_range_fn fn)
+static ms_status run_attention_tasks(attend *w, int64_t n, int64_t numbers, const char *what, ms_range_fn fn)
 {
     ms_block *room;
     w->room_bytes = ((size_t)numbers * (w->q.dtype == MS_F64 ? 8 : 4) + 63) / 64 * 64;
@@ -224,8 +224,9 @@ static ms_status few_queries(attend *w)
     int64_t groups = w->heads / w->group, numbers = w->heads * w->tq * w->chunks * (w->wide + 2);
     MS_TRY(ms__alloc_scratch(&parts, (size_t)numbers * (wide ? 8 : 4), "attention"));
     w->parts = parts->data;
-    ms_status st = run_tasks(w, groups * w->chunks, wide ? few_room_f64(w) : few_room_f32(w), "attention", few_task);
-    if (st == MS_OK) st = run_tasks(w, groups, 0, "attention", parts_task);
+    ms_status st =
+        run_attention_tasks(w, groups * w->chunks, wide ? few_room_f64(w) : few_room_f32(w), "attention", few_task);
+    if (st == MS_OK) st = run_attention_tasks(w, groups, 0, "attention", parts_task);
     ms__free(parts);
     return st;
 }
@@ -234,19 +235,19 @@ ms_status ms__cpu_attention(ms_call *c)
 {
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
     attend w = { .seed = c->saved_rng[0], .offset = c->saved_rng[1] };
-    sizes(&w, c, c->n_i, q, k);
+    attention_sizes(&w, c, c->n_i, q, k);
     if (w.heads * w.tq == 0) return MS_OK;
-    w.q = part_of(q, q, 1);
-    w.k = part_of(k, q, w.a.share);
-    w.v = part_of(v, q, w.a.share);
-    w.o = part_of(o, q, 1);
-    if (mask) w.mask = part_of(mask, q, 1);
+    w.q = share_of(q, q, 1);
+    w.k = share_of(k, q, w.a.share);
+    w.v = share_of(v, q, w.a.share);
+    w.o = share_of(o, q, 1);
+    if (mask) w.mask = share_of(mask, q, 1);
     w.lse = ms__data(c->out[1]);
     w.key = ms_span_first(w.a.span, 0);
     w.key_end = ms_span_end(w.a.span, w.tq - 1, w.tk);
     if (w.tq <= FEW && w.key < w.key_end) return few_queries(&w);
     int64_t numbers = w.q.dtype == MS_F64 ? forward_room_f64(&w) : forward_room_f32(&w);
-    return run_tasks(&w, w.heads * w.blocks, numbers, "attention", forward_task);
+    return run_attention_tasks(&w, w.heads * w.blocks, numbers, "attention", forward_task);
 }
 
 // Inputs: gradient, q, k, v, mask (optional), out, lse, and optionally the gradient of lse.
@@ -255,29 +256,29 @@ ms_status ms__cpu_attention_backward(ms_call *c)
     ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
     attend w = { .seed = (uint64_t)c->i[c->n_i - 3], .offset = (uint64_t)c->i[c->n_i - 2] };
-    sizes(&w, c, c->n_i - 3, q, k);
+    attention_sizes(&w, c, c->n_i - 3, q, k);
     if (w.heads * w.tq == 0 || w.tk == 0) {
         for (int i = 0; i < c->n_out; i++)
             if (c->out[i]->numel) memset(c->out[i]->storage->data, 0, ms__nbytes(c->out[i]));
         return MS_OK;
     }
-    w.g = part_of(c->in[0], q, 1);
-    w.q = part_of(q, q, 1);
-    w.k = part_of(k, q, w.a.share);
-    w.v = part_of(v, q, w.a.share);
-    w.o = part_of(c->in[5], q, 1);
-    if (mask) w.mask = part_of(mask, q, 1);
+    w.g = share_of(c->in[0], q, 1);
+    w.q = share_of(q, q, 1);
+    w.k = share_of(k, q, w.a.share);
+    w.v = share_of(v, q, w.a.share);
+    w.o = share_of(c->in[5], q, 1);
+    if (mask) w.mask = share_of(mask, q, 1);
     w.lse = ms__data(c->in[6]);
-    if (dq) w.dq = part_of(dq, q, 1);
-    if (dk) w.dk = part_of(dk, q, w.a.share);
-    if (dv) w.dv = part_of(dv, q, w.a.share);
+    if (dq) w.dq = share_of(dq, q, 1);
+    if (dk) w.dk = share_of(dk, q, w.a.share);
+    if (dv) w.dv = share_of(dv, q, w.a.share);
     if (c->n_in > 7 && c->in[7]) {
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
     if (dmask) w.dmask = ms__data(dmask);
     int64_t numbers = w.q.dtype == MS_F64 ? backward_room_f64(&w) : backward_room_f32(&w);
-    ms_status st = run_tasks(&w, w.heads / w.a.share, numbers, "attention_backward", backward_task);
+    ms_status st = run_attention_tasks(&w, w.heads / w.a.share, numbers, "attention_backward", backward_task);
     ms__release(g_lse);
     return st;
 }

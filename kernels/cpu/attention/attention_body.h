@@ -316,7 +316,7 @@ static int64_t R(forward_room)(const attend *w)
 // Computes out = softmax(q k^T scale + mask) v and the logsumexp of a block of queries.
 static void R(attend_block)(const attend *w, int64_t task, REAL *room)
 {
-    tile t = block_of(w, task, QUERIES, LANES);
+    tile t = query_block_of(w, task, QUERIES, LANES);
     REAL *qt = room, *o = qt + w->d * WIDTH, *rows = o + QUERIES * w->wide, *s = rows + KEYS * w->wide,
          *other = s + KEYS * WIDTH;
     R(softmax) f = { .sum = { 0 } };
@@ -403,7 +403,7 @@ static void R(attend_head_backward)(const attend *w, int64_t task, REAL *room)
     if (w->a.cap > 0) f.slope = free;
     memset(dk, 0, (size_t)(2 * w->tk * wide) * sizeof *dk);
     for (int64_t b = 0; b < blocks; b++) {
-        tile t = block_of(w, first * w->blocks + b, QUERIES, LANES);
+        tile t = query_block_of(w, first * w->blocks + b, QUERIES, LANES);
         int64_t head = t.head, end = last_key(w, t);
         R(load_rows)(w, o, (head_rows) { &w->o, head, t.i0, t.rows }, 1);
         R(load_columns)(w, t, gt, &w->g, 1, g);

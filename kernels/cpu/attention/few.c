@@ -64,7 +64,7 @@ typedef uint32_t few_words __attribute__((vector_size(16)));
 #define MOST 8
 #include "cpu/attention/few_types.h"
 
-static int level(void)
+static int few_level(void)
 {
 #if MS_CLONES
     static int known;
@@ -75,15 +75,15 @@ static int level(void)
 #endif
 }
 
-bool ms__few_reads(int dtype) { return dtype != MS_F16 || level() > 2; }
+bool ms__few_reads(int dtype) { return dtype != MS_F16 || few_level() > 2; }
 
 #if MS_CLONES
-#define BY_LEVEL(fn)                       \
-    void ms__few_##fn(const ms_few *f)     \
-    {                                      \
-        if (level() == 4) fn##_v4(f);      \
-        else if (level() == 3) fn##_v3(f); \
-        else fn##_v1(f);                   \
+#define BY_LEVEL(fn)                           \
+    void ms__few_##fn(const ms_few *f)         \
+    {                                          \
+        if (few_level() == 4) fn##_v4(f);      \
+        else if (few_level() == 3) fn##_v3(f); \
+        else fn##_v1(f);                       \
     }
 #else
 #define BY_LEVEL(fn) \

@@ -101,7 +101,7 @@ typedef struct {
     const char *src;
     int64_t sc;  // bytes between columns of src
 } tile_job;
-static MS_KERNEL void turn(int size, const tile_job *t)
+static MS_KERNEL void turn_tile(int size, const tile_job *t)
 {
     int64_t rows = t->rows, cols = t->cols, dr = t->dr, sc = t->sc;
     char *dst = t->dst;
@@ -164,8 +164,8 @@ static void turn_range(void *arg, int64_t first, int64_t last, int64_t block)
             d += at * j->to[i];
             s += at * j->from[i];
         }
-        turn(j->size, &(tile_job) { rows < t->strip ? rows : t->strip, j->shape[inner], d, j->to[inner - 1], s,
-                                    j->from[inner] });
+        turn_tile(j->size, &(tile_job) { rows < t->strip ? rows : t->strip, j->shape[inner], d, j->to[inner - 1], s,
+                                         j->from[inner] });
     }
 }
 

@@ -26,7 +26,7 @@ enum { BLOCK = 16384 };
         }                                           \
     }
 
-static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block)
+static MS_KERNEL void drop_part(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const drop *d = arg;
     uint64_t limit = ms__mask_limit(d->p);
@@ -56,7 +56,7 @@ ms_status ms__cpu_dropout(ms_call *c)
     drop d = { y->dtype, c->f[0], c->saved_rng[0], c->saved_rng[1], NULL, ms__data(y) };
     MS_TRY(ms__contiguous(&x, c->in[0]));
     d.x = ms__data(x);
-    ms__parallel(y->numel, BLOCK, part, &d);
+    ms__parallel(y->numel, BLOCK, drop_part, &d);
     ms__release(x);
     return MS_OK;
 }

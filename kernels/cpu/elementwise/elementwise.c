@@ -120,9 +120,9 @@ ms_status ms__cpu_norm_backward(ms_call *c)
     return run(c, 3, c->f[0] == 2 ? fns_bwd_norm_2 : fns_bwd_norm_p);
 }
 
-static bool tanh_form(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
-ms_status ms__cpu_gelu(ms_call *c) { return run(c, 1, tanh_form(c) ? fns_gelu_tanh : fns_gelu); }
-ms_status ms__cpu_gelu_backward(ms_call *c) { return run(c, 2, tanh_form(c) ? fns_bwd_gelu_tanh : fns_bwd_gelu); }
+static bool is_tanh_form(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
+ms_status ms__cpu_gelu(ms_call *c) { return run(c, 1, is_tanh_form(c) ? fns_gelu_tanh : fns_gelu); }
+ms_status ms__cpu_gelu_backward(ms_call *c) { return run(c, 2, is_tanh_form(c) ? fns_bwd_gelu_tanh : fns_bwd_gelu); }
 
 ms_status ms__cpu_add(ms_call *c) { return run(c, 2, c->n_f == 0 || c->f[0] == 1 ? fns_add : fns_add_scaled); }
 ms_status ms__cpu_sub(ms_call *c)
@@ -213,7 +213,8 @@ ms_status ms__cpu_masked_fill(ms_call *c)
 // ---- comparison of whole tensors: one bool ----
 
 // Stores whether fn, a comparison in computing type cls, holds for all pairs of elements. tolerance: fn's p, or NULL.
-static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)
+static ms_status all_pairs_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim,
+                                const int64_t *shape)
 {
     ms_tensor *each = NULL;
     if (MS_UNLIKELY(ms__loop_asked != NULL)) return MS_OK;  // for ms__cpu_prepare_loop: the call is no single loop
@@ -233,7 +234,7 @@ ms_status ms__cpu_equal(ms_call *c)
         return MS_OK;
     }
     int cls = ms__class_of(ms__promote(c->in[0]->dtype, c->in[1]->dtype));
-    return all_true(c, cls, fns_eq[cls], NULL, c->in[0]->ndim, c->in[0]->shape);
+    return all_pairs_true(c, cls, fns_eq[cls], NULL, c->in[0]->ndim, c->in[0]->shape);
 }
 // Numbers: rtol, atol, whether NaN equals NaN (1 or 0).
 ms_status ms__cpu_allclose(ms_call *c)
@@ -241,6 +242,6 @@ ms_status ms__cpu_allclose(ms_call *c)
     int64_t shape[MS_MAX_DIMS];
     int ndim;
     MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, shape));
-    return all_true(c, MS_C_F64, c->n_f > 2 && c->f[2] != 0 ? fns_is_close_nan[MS_C_F64] : fns_is_close[MS_C_F64], c->f,
-                    ndim, shape);
+    return all_pairs_true(c, MS_C_F64, c->n_f > 2 && c->f[2] != 0 ? fns_is_close_nan[MS_C_F64] : fns_is_close[MS_C_F64],
+                          c->f, ndim, shape);
 }

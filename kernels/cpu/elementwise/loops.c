@@ -194,7 +194,7 @@ static void run_row(const ms_loop *l, int64_t n, char *const *at)
     }
 }
 
-static inline void run(const ms_loop *l, int64_t n, char *const *at)
+static inline void run_loop_rows(const ms_loop *l, int64_t n, char *const *at)
 {
     if (MS_LIKELY(l->all)) l->fn(n, (void *const *)at, l->p);
     else if (l->fn) run_row(l, n, at);
@@ -209,7 +209,7 @@ static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
     char *at[MS_LOOP_MAX] = { 0 };
     if (l->ndim <= 1) {
         for (int k = 0; k < l->n; k++) at[k] = l->data[k] + first * l->inner[k];
-        run(l, last - first, at);
+        run_loop_rows(l, last - first, at);
         return;
     }
     int64_t index[MS_MAX_DIMS], rest = first;
@@ -224,7 +224,7 @@ static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
     while (first < last) {
         int64_t m = l->shape[inner] - index[inner];
         if (m > last - first) m = last - first;
-        run(l, m, at);
+        run_loop_rows(l, m, at);
         first += m;
         for (int k = 0; k < l->n; k++) at[k] -= index[inner] * l->stride[k][inner];
         index[inner] = 0;
@@ -288,7 +288,7 @@ void ms__loop_run(ms_loop *l)
 }
 
 // An inline ms__is_contiguous for tensors with at least one element.
-static inline bool dense(const ms_tensor *t)
+static inline bool is_dense(const ms_tensor *t)
 {
     int64_t n = 1;
     for (int d = t->ndim - 1; d >= 0; d--) {
@@ -304,7 +304,7 @@ ms_dense_loop *ms__loop_asked;
 
 // Describes in *ms__loop_asked a loop over `operands` operands of n elements. fn: computes the whole loop
 // in one call; NULL if no function does. A call with a second loop cannot be repeated by one function: fn becomes NULL.
-static void describe(int operands, char *const *at, int64_t n, ms_loop_fn fn, const double *p)
+static void describe_row(int operands, char *const *at, int64_t n, ms_loop_fn fn, const double *p)
 {
     ms_dense_loop *l = ms__loop_asked;
     bool second = l->operands > 0;
@@ -352,13 +352,13 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
     if (o->numel == 0) return;
     // Common cases first: contiguous operands of the computing type, whose shapes equal the output's shape or its last
     // dimensions (a bias).
-    if (o->numel < 32768 && fn && dense(o)) {
+    if (o->numel < 32768 && fn && is_dense(o)) {
         char *at[MS_LOOP_MAX] = { 0 };
         int64_t row = o->numel, step[MS_LOOP_MAX] = { 0 };
         int k = 0;
         for (; k < n; k++) {
             const ms_tensor *t = x[k];
-            if (t->dtype != ms__class_dtype(cls[k]) || t->ndim > o->ndim || (k > 0 && !dense(t))) break;
+            if (t->dtype != ms__class_dtype(cls[k]) || t->ndim > o->ndim || (k > 0 && !is_dense(t))) break;
             bool suffix = true;
             for (int d = t->ndim - 1, e = o->ndim - 1; d >= 0; d--, e--) suffix = suffix & (t->shape[d] == o->shape[e]);
             if (!suffix) break;
@@ -368,7 +368,7 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
             at[k] = ms__data(t);
         }
         if (MS_UNLIKELY(ms__loop_asked != NULL)) {
-            describe(n, at, row, k == n && row == o->numel ? fn : NULL, p);
+            describe_row(n, at, row, k == n && row == o->numel ? fn : NULL, p);
             return;
         }
         if (k == n) {
@@ -381,7 +381,7 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
         }
     }
     if (MS_UNLIKELY(ms__loop_asked != NULL)) {
-        describe(n, NULL, 0, NULL, p);
+        describe_row(n, NULL, 0, NULL, p);
         return;
     }
     ms_loop l;

@@ -13,7 +13,7 @@ typedef struct {
     uint32_t w[4][PAIRS];
 } words;
 
-static MS_KERNEL void draw(words *o, int64_t n, uint64_t seed, uint64_t offset, uint64_t first)
+static MS_KERNEL void draw_words_block(words *o, int64_t n, uint64_t seed, uint64_t offset, uint64_t first)
 {
 #pragma omp simd
     for (int64_t k = 0; k < n; k++)
@@ -99,7 +99,7 @@ static void random_range(void *arg, int64_t first, int64_t last, int64_t block)
         int64_t skip = (int64_t)(place & 1), n = last - first;
         if (n > 2 * PAIRS - skip) n = 2 * PAIRS - skip;
         int64_t pairs = (n + skip + 1) / 2;
-        draw(&w, pairs, j->seed, j->offset, place >> 1);
+        draw_words_block(&w, pairs, j->seed, j->offset, place >> 1);
         j->fill(j, pairs, &w, out);
         ms__store(cls, j->dtype, n, j->data + first * size, size, (char *)out + skip * width);
         first += n;
@@ -122,8 +122,8 @@ double ms__largest_below(int dtype, double x)
     return x;
 }
 
-static ms_status fill(ms_call *c, int n_f, void (*f32)(const void *, int64_t, const words *, void *),
-                      void (*f64)(const void *, int64_t, const words *, void *))
+static ms_status fill_random(ms_call *c, int n_f, void (*f32)(const void *, int64_t, const words *, void *),
+                             void (*f64)(const void *, int64_t, const words *, void *))
 {
     ms_tensor *t = c->out[0], *whole;
     random_job j = {
@@ -141,7 +141,7 @@ static ms_status fill(ms_call *c, int n_f, void (*f32)(const void *, int64_t, co
     ms__release(whole);
     return MS_OK;
 }
-ms_status ms__cpu_rand(ms_call *c) { return fill(c, 2, uniform_f32, uniform_f64); }
-ms_status ms__cpu_randn(ms_call *c) { return fill(c, 2, normal_f32, normal_f64); }
-ms_status ms__cpu_randint(ms_call *c) { return fill(c, 2, integers, integers); }
-ms_status ms__cpu_trunc_normal(ms_call *c) { return fill(c, 4, truncated_f32, truncated_f64); }
+ms_status ms__cpu_rand(ms_call *c) { return fill_random(c, 2, uniform_f32, uniform_f64); }
+ms_status ms__cpu_randn(ms_call *c) { return fill_random(c, 2, normal_f32, normal_f64); }
+ms_status ms__cpu_randint(ms_call *c) { return fill_random(c, 2, integers, integers); }
+ms_status ms__cpu_trunc_normal(ms_call *c) { return fill_random(c, 4, truncated_f32, truncated_f64); }

@@ -39,7 +39,7 @@ static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **he
     return MS_OK;
 }
 
-static void gather(void *arg, int64_t first, int64_t last, int64_t block)
+static void gather_rows(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const table *t = arg;
     size_t row = (size_t)t->width * (size_t)ms__dtype_size(t->dtype);
@@ -58,7 +58,7 @@ ms_status ms__cpu_embedding(ms_call *c)
     if (st == MS_OK && c->out[0]->numel) {
         t.from = ms__data(w);
         t.to = ms__data(c->out[0]);
-        ms__parallel(c->out[0]->numel, ms__rows_per_block(t.width) * t.width, gather, &t);
+        ms__parallel(c->out[0]->numel, ms__rows_per_block(t.width) * t.width, gather_rows, &t);
     }
     if (block) ms__free(block);
     ms__release(held);

@@ -270,7 +270,7 @@ static void reduce_one(line_kind kind, int dtype, char *to, const char *from)
     else a.d = ms_reduce_f64(kind - PROD, a.d, b.d);
     ms__store(cls, dtype, 1, to, 8, &a);
 }
-static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
+static void gather_lines(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;
     (void)last;
@@ -358,7 +358,7 @@ static ms_status lines(ms_call *c, line_kind kind, const ms_tensor *a, int64_t l
     }
     if (j.length < 4096) j.group = (4096 + j.length - 1) / j.length;
     int64_t weight = j.group * j.length;
-    ms__parallel((j.lines + j.group - 1) / j.group * weight, weight, lines_range, &j);
+    ms__parallel((j.lines + j.group - 1) / j.group * weight, weight, gather_lines, &j);
     return MS_OK;
 }
 static int64_t limit_of(const ms_tensor *t, const ms_call *c)

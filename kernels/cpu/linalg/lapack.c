@@ -15,7 +15,7 @@ static bool found;
 static char why[1024];  // why none of the libraries that were tried can be used
 
 // Fills the table from a library. Returns the first function that the library lacks; NULL if there is none.
-static const char *fill(void *library)
+static const char *fill_routines(void *library)
 {
     const char *missing = NULL;
 #define FIND(TYPE, LETTER, NAME) \
@@ -27,10 +27,10 @@ static const char *fill(void *library)
     return missing;
 }
 
-static void load(const char *name)
+static void load_lapack(const char *name)
 {
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    const char *missing = library ? fill(library) : NULL, *text = library ? NULL : dlerror();
+    const char *missing = library ? fill_routines(library) : NULL, *text = library ? NULL : dlerror();
     found = library && !missing;
     if (found) {
         void (*set_threads)(int) = NULL;
@@ -50,9 +50,9 @@ ms_status ms__lapack(const ms_lapack **out, const char *who)
     if (!tried) {
         const char *given = getenv("MOONSHARD_LAPACK");
         tried = true;
-        if (given && *given) load(given);
+        if (given && *given) load_lapack(given);
         else
-            for (int k = 0; k < MS_COUNT(names) && !found; k++) load(names[k]);
+            for (int k = 0; k < MS_COUNT(names) && !found; k++) load_lapack(names[k]);
     }
     if (!found)
         return ms__fail(MS_EUNSUPPORTED,

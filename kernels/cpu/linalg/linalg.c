@@ -103,7 +103,7 @@ static ms_status not_converged(const linalg_call *l, int64_t b, int info)
 
 typedef ms_status (*kernel)(const linalg_call *l);
 
-static ms_status run(ms_call *c, kernel f32, kernel f64)
+static ms_status run_by_dtype(ms_call *c, kernel f32, kernel f64)
 {
     linalg_call l = { .c = c, .batch = 1, .who = ms__op_title(c->op->name) };
     const ms_tensor *x = c->in[0];
@@ -137,5 +137,5 @@ static ms_status run(ms_call *c, kernel f32, kernel f64)
 }
 
 #define KERNEL(NAME) \
-    ms_status ms__linalg_##NAME(ms_call *c) { return run(c, NAME##_f32, NAME##_f64); }
+    ms_status ms__linalg_##NAME(ms_call *c) { return run_by_dtype(c, NAME##_f32, NAME##_f64); }
 MS_LINALG(KERNEL)

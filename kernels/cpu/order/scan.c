@@ -32,7 +32,7 @@ typedef union {
 } numbers;
 
 // Line `number` of t, in the order of the scan.
-static ms_line line_of(const scan_job *j, const ms_tensor *t, int64_t number)
+static ms_line scan_line_of(const scan_job *j, const ms_tensor *t, int64_t number)
 {
     ms_line l = ms__line_of(t, j->d, number);
     if (j->back) {
@@ -48,7 +48,7 @@ typedef struct {
     double rest;
 } reading;
 // Loads an operand's values for elements [first, first + n) of the scan, as `how` says.
-static void load(const ms_line *l, int64_t first, int64_t n, reading how, numbers *to)
+static void load_numbers(const ms_line *l, int64_t first, int64_t n, reading how, numbers *to)
 {
     int64_t begin = first + how.shift, from = begin < 0 ? 0 : begin, end = begin + n < l->n ? begin + n : l->n;
     int cls = ms__is_float(l->dtype) ? MS_C_F64 : MS_C_I64;
@@ -80,7 +80,7 @@ static void load(const ms_line *l, int64_t first, int64_t n, reading how, number
 SCAN_CHUNK(double, f64)
 SCAN_CHUNK(int64_t, i64)
 
-static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
+static void scan_lines_range(void *arg, int64_t begin, int64_t end, int64_t task)
 {
     (void)begin;
     (void)end;
@@ -91,17 +91,17 @@ static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
     numbers p, q, r, out;
     int64_t at[MS_CHUNK];
     for (int64_t line = task * j->group; line < last; line++) {
-        ms_line lp = line_of(j, j->p, line), lo = line_of(j, j->o, line), lq = lp, lr = lp, la = lp;
-        if (j->q) lq = line_of(j, j->q, line);
-        if (j->r) lr = line_of(j, j->r, line);
-        if (j->at) la = line_of(j, j->at, line);
+        ms_line lp = scan_line_of(j, j->p, line), lo = scan_line_of(j, j->o, line), lq = lp, lr = lp, la = lp;
+        if (j->q) lq = scan_line_of(j, j->q, line);
+        if (j->r) lr = scan_line_of(j, j->r, line);
+        if (j->at) la = scan_line_of(j, j->at, line);
         ms_scan_f64 s = { 0 };
         ms_scan_i64 t = { 0 };
         for (int64_t k = 0; k < lp.n; k += MS_CHUNK) {
             int64_t n = lp.n - k < MS_CHUNK ? lp.n - k : MS_CHUNK;
-            load(&lp, k, n, (reading) { product ? -1 : 0, 0 }, &p);
-            if (j->q) load(&lq, k, n, (reading) { 0, 0 }, &q);
-            if (j->r) load(&lr, k, n, (reading) { product ? 1 : 0, 1 }, &r);
+            load_numbers(&lp, k, n, (reading) { product ? -1 : 0, 0 }, &p);
+            if (j->q) load_numbers(&lq, k, n, (reading) { 0, 0 }, &q);
+            if (j->r) load_numbers(&lr, k, n, (reading) { product ? 1 : 0, 1 }, &r);
             chunk_f64 real = { k, n, p.d, j->q ? q.d : NULL, j->r ? r.d : NULL, out.d, at };
             chunk_i64 integers = { k, n, p.i, j->q ? q.i : NULL, j->r ? r.i : NULL, out.i, at };
 #define CASE(KIND)                               \
@@ -123,37 +123,40 @@ static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
     }
 }
 
-static ms_status scan(ms_call *c, scan_job j)
+static ms_status scan_all_lines(ms_call *c, scan_job j)
 {
     if (j.o->numel == 0) return MS_OK;
     j.d = j.p->ndim ? (int)(c->i[0] < 0 ? c->i[0] + j.p->ndim : c->i[0]) : 0;
     int64_t n = j.p->ndim ? j.p->shape[j.d] : 1, lines = ms__lines_of(j.p, j.d);
     j.group = n < 16384 ? (16384 + n - 1) / n : 1;
     int64_t weight = j.group * n;
-    ms__parallel((lines + j.group - 1) / j.group * weight, weight, scan_range, &j);
+    ms__parallel((lines + j.group - 1) / j.group * weight, weight, scan_lines_range, &j);
     return MS_OK;
 }
-ms_status ms__cpu_cumprod(ms_call *c) { return scan(c, (scan_job) { MS_SCAN_PROD, .p = c->in[0], .o = c->out[0] }); }
+ms_status ms__cpu_cumprod(ms_call *c)
+{
+    return scan_all_lines(c, (scan_job) { MS_SCAN_PROD, .p = c->in[0], .o = c->out[0] });
+}
 ms_status ms__cpu_cummax(ms_call *c)
 {
-    return scan(c, (scan_job) { MS_SCAN_MAX, .p = c->in[0], .o = c->out[0], .at = c->out[1] });
+    return scan_all_lines(c, (scan_job) { MS_SCAN_MAX, .p = c->in[0], .o = c->out[0], .at = c->out[1] });
 }
 ms_status ms__cpu_cummin(ms_call *c)
 {
-    return scan(c, (scan_job) { MS_SCAN_MIN, .p = c->in[0], .o = c->out[0], .at = c->out[1] });
+    return scan_all_lines(c, (scan_job) { MS_SCAN_MIN, .p = c->in[0], .o = c->out[0], .at = c->out[1] });
 }
 ms_status ms__cpu_logcumsumexp(ms_call *c)
 {
-    return scan(c, (scan_job) { MS_SCAN_LOG, .p = c->in[0], .o = c->out[0] });
+    return scan_all_lines(c, (scan_job) { MS_SCAN_LOG, .p = c->in[0], .o = c->out[0] });
 }
 // Inputs: gradient, input, result.
 ms_status ms__cpu_cumprod_backward(ms_call *c)
 {
-    return scan(c, (scan_job) { MS_SCAN_PROD_BACK, .back = true, .p = c->in[1], .q = c->in[0], .r = c->in[2],
-                                .o = c->out[0] });
+    return scan_all_lines(c, (scan_job) { MS_SCAN_PROD_BACK, .back = true, .p = c->in[1], .q = c->in[0], .r = c->in[2],
+                                          .o = c->out[0] });
 }
 ms_status ms__cpu_logcumsumexp_backward(ms_call *c)
 {
-    return scan(c, (scan_job) { MS_SCAN_LOG_BACK, .back = true, .p = c->in[2], .q = c->in[0], .r = c->in[1],
-                                .o = c->out[0] });
+    return scan_all_lines(c, (scan_job) { MS_SCAN_LOG_BACK, .back = true, .p = c->in[2], .q = c->in[0], .r = c->in[1],
+                                          .o = c->out[0] });
 }

@@ -59,7 +59,7 @@ typedef union {
 } chunk;
 // Elements [first, first + n), n at most MS_CHUNK, in the computing type: in place if they are adjacent and have this
 // type, otherwise converted into *buffer.
-static const void *elements(const ms_line *x, int cls, int64_t first, int64_t n, chunk *buffer)
+static const void *line_elements(const ms_line *x, int cls, int64_t first, int64_t n, chunk *buffer)
 {
     const char *from = x->data + first * x->step;
     if (x->dtype == ms__class_dtype(cls) && x->step == ms__class_size(cls)) return from;
@@ -82,7 +82,7 @@ static keys keys_for(const ms_line *x, bool descending)
     chunk buffer;
     for (int64_t k = 0; k < x->n; k += MS_CHUNK) {
         int64_t n = x->n - k < MS_CHUNK ? x->n - k : MS_CHUNK;
-        limits_i64(n, elements(x, q.cls, k, n, &buffer), &low, &high);
+        limits_i64(n, line_elements(x, q.cls, k, n, &buffer), &low, &high);
     }
     uint64_t range = x->n ? (uint64_t)high - (uint64_t)low : 0;
     q.wide = range > UINT32_MAX;
@@ -94,14 +94,14 @@ static keys keys_for(const ms_line *x, bool descending)
 static void narrow_keys_of(const keys *q, const ms_line *x, int64_t first, int64_t n, uint32_t *to)
 {
     chunk buffer;
-    const void *from = elements(x, q->cls, first, n, &buffer);
+    const void *from = line_elements(x, q->cls, first, n, &buffer);
     if (q->cls == MS_C_F32) keys_f32(n, to, from, q->shift, (uint32_t)q->flip);
     else keys_near(n, to, from, q->low, q->descending);
 }
 static void wide_keys_of(const keys *q, const ms_line *x, int64_t first, int64_t n, uint64_t *to)
 {
     chunk buffer;
-    const void *from = elements(x, q->cls, first, n, &buffer);
+    const void *from = line_elements(x, q->cls, first, n, &buffer);
     if (q->cls == MS_C_F64) keys_f64(n, to, from, q->flip);
     else keys_i64(n, to, from, q->flip);
 }
@@ -166,7 +166,7 @@ typedef struct {
     int d;
     int64_t k, room;  // elements of a line that are wanted; entries of a buffer
     bool descending;
-    char *scratch;  // the buffers: two for each thread, or for a divided line the number that run() computes
+    char *scratch;  // the buffers: two for each thread, or for a divided line the number that sort_lines() computes
     uint32_t (*count)[DIGITS];
     int64_t group;
     // The line that is being sorted:
@@ -181,7 +181,7 @@ static char *buffer_of(const sort_job *j, int64_t number)
     return j->scratch + number * j->room * (int64_t)sizeof(wide_entry);
 }
 
-static inline void move(int size, char *to, const char *from)
+static inline void move_value(int size, char *to, const char *from)
 {
     switch (size) {
     case 1: *to = *from; break;
@@ -199,7 +199,7 @@ static void write_results(const sort_job *j, const keys *q, int64_t first, int64
     const wide_entry *wide = j->e;
     for (int64_t k = first; k < last; k++) {
         int64_t at = q->wide ? wide[k].at : (int64_t)(narrow[k] & UINT32_MAX);
-        move(size, v.data + k * v.step, j->line.data + at * j->line.step);
+        move_value(size, v.data + k * v.step, j->line.data + at * j->line.step);
         *(int64_t *)(p.data + k * p.step) = at;
     }
 }
@@ -234,7 +234,7 @@ static void sort_line(sort_job *j, char *a, char *b, uint32_t (*count)[DIGITS])
 static bool selects(const sort_job *j, int64_t n) { return n > 2 * STEP && j->k < n / 8; }
 static int64_t room_for_selection(int64_t k) { return 4 * k > STEP ? 4 * k : STEP; }
 
-static part part_of(const sort_job *j, int64_t first, int64_t last, uint32_t (*count)[DIGITS])
+static part sort_part_of(const sort_job *j, int64_t first, int64_t last, uint32_t (*count)[DIGITS])
 {
     return (part) { &j->q, &j->line, first, last, j->k, room_for_selection(j->k), count };
 }
@@ -251,7 +251,7 @@ static void select_chunk(void *arg, int64_t begin, int64_t end, int64_t c)
     sort_job *j = arg;
     char *a = buffer_of(j, 2 * c), *b = buffer_of(j, 2 * c + 1);
     void *out;
-    part p = part_of(j, j->line.n * c / j->chunks, j->line.n * (c + 1) / j->chunks, j->count + c);
+    part p = sort_part_of(j, j->line.n * c / j->chunks, j->line.n * (c + 1) / j->chunks, j->count + c);
     j->found[c] = select_part(&p, a, b, &out);
     if (out != a) memcpy(a, out, (size_t)j->found[c] * sizeof(wide_entry));
 }
@@ -271,7 +271,7 @@ static void select_line(sort_job *j)
 }
 
 // Sorts or selects a group of lines on one thread.
-static void lines_range(void *arg, int64_t begin, int64_t end, int64_t task)
+static void sort_lines_range(void *arg, int64_t begin, int64_t end, int64_t task)
 {
     (void)begin;
     (void)end;
@@ -284,14 +284,14 @@ static void lines_range(void *arg, int64_t begin, int64_t end, int64_t task)
         j.line = ms__line_of(j.x, j.d, j.number);
         j.q = keys_for(&j.line, j.descending);
         if (selects(&j, j.line.n)) {
-            part p = part_of(&j, 0, j.line.n, j.count + thread);
+            part p = sort_part_of(&j, 0, j.line.n, j.count + thread);
             select_part(&p, a, b, &j.e);
             write_results(&j, &j.q, 0, j.k);
         } else sort_line(&j, a, b, j.count + thread);
     }
 }
 
-static ms_status run(ms_call *c, int d, int64_t k, bool descending)
+static ms_status sort_lines(ms_call *c, int d, int64_t k, bool descending)
 {
     sort_job j = {
         .x = c->in[0], .values = c->out[0], .positions = c->out[1], .d = d, .k = k, .descending = descending, .group = 1
@@ -322,7 +322,7 @@ static ms_status run(ms_call *c, int d, int64_t k, bool descending)
     } else {
         if (n < 8192) j.group = (8192 + n - 1) / n;
         int64_t weight = j.group * n;
-        ms__parallel((lines + j.group - 1) / j.group * weight, weight, lines_range, &j);
+        ms__parallel((lines + j.group - 1) / j.group * weight, weight, sort_lines_range, &j);
     }
     free(j.scratch);
     return MS_OK;
@@ -338,7 +338,7 @@ ms_status ms__cpu_sort(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d = dim_of(c);
-    return run(c, d, x->ndim ? x->shape[d] : 1, c->n_i > 1 && c->i[1]);
+    return sort_lines(c, d, x->ndim ? x->shape[d] : 1, c->n_i > 1 && c->i[1]);
 }
 // Integers: dimension, k, whether the largest are wanted.
-ms_status ms__cpu_topk(ms_call *c) { return run(c, dim_of(c), c->i[1], c->n_i < 3 || c->i[2]); }
+ms_status ms__cpu_topk(ms_call *c) { return sort_lines(c, dim_of(c), c->i[1], c->n_i < 3 || c->i[2]); }

@@ -15,7 +15,7 @@
 #define AVX2 __attribute__((target("arch=x86-64-v3")))
 enum { BASE = 16, BASE_ROWS = 3 };  // 16 registers of 16 bytes
 
-static int level(void)
+static int block_level(void)
 {
     static int known;
     if (MS_UNLIKELY(!known)) known = ms_cpu_isa()[1] - '0';

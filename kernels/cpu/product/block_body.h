@@ -117,8 +117,8 @@ void R(ms__block)(int64_t m, int64_t n, int64_t k, const OPERANDS *o, const REAL
 {
     const R(job) job = { o, scale, m, k };
 #if MS_CLONES
-    if (level() == 4) R(block_wide)(n, &job);
-    else if (level() == 3) R(block_avx2)(n, &job);
+    if (block_level() == 4) R(block_wide)(n, &job);
+    else if (block_level() == 3) R(block_avx2)(n, &job);
     else
 #endif
         R(block_base)(n, &job);

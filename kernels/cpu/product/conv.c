@@ -39,7 +39,7 @@ typedef struct job {
     void *to;  // add_to: `from` is added to `to`; fold: `to` is the gradient of x
 } job;
 
-static job job_of(const ms_call *c, ms_conv v, int dtype)
+static job conv_job_of(const ms_call *c, ms_conv v, int dtype)
 {
     job j = { .v = v, .size = (size_t)ms__dtype_size(dtype), .dtype = dtype, .what = c->op->name };
     j.C = v.in / v.groups, j.M = v.out / v.groups, j.K = j.C * ms__conv_kernel(&v), j.L = ms__conv_positions(&v);
@@ -59,9 +59,9 @@ static bool next_product(job *j, int64_t k)
 }
 
 // Whether the images themselves serve as the unfolded matrices.
-static bool in_place(const job *j) { return j->at_once == 1 && ms__conv_pointwise(&j->v); }
+static bool is_own_matrix(const job *j) { return j->at_once == 1 && ms__conv_pointwise(&j->v); }
 
-static char *element(const job *j, const ms_tensor *t, int64_t at)
+static char *element_at(const job *j, const ms_tensor *t, int64_t at)
 {
     return (char *)ms__data(t) + (size_t)at * j->size;
 }
@@ -74,7 +74,7 @@ typedef struct span {
     int64_t first, last, shift;
 } span;
 
-static span span_of(const ms_conv *v, int64_t kw)
+static span columns_span(const ms_conv *v, int64_t kw)
 {
     int64_t shift = kw * v->dw - v->left;
     span s = { shift < 0 ? (-shift + v->sw - 1) / v->sw : 0, v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0,
@@ -93,7 +93,7 @@ static span span_of(const ms_conv *v, int64_t kw)
         int64_t r = image_row % j->K, n = image_row / j->K, kernel = ms__conv_kernel(v), e = r % kernel; \
         int64_t s = v->sw, ow = v->ow, channel = (j->first + n) * v->in + j->group * j->C + r / kernel;  \
         int64_t z = e / (v->kh * v->kw) * v->dd - v->front, y = e / v->kw % v->kh * v->dh - v->top;      \
-        span in = span_of(v, e % v->kw);                                                                 \
+        span in = columns_span(v, e % v->kw);                                                            \
         T *restrict to = (T *)j->cols + r * j->columns + n * j->L;                                       \
         for (int64_t od = 0; od < v->od; od++)                                                           \
             for (int64_t oh = 0; oh < v->oh; oh++, to += ow) {                                           \
@@ -136,7 +136,7 @@ static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
         for (int64_t e = 0; e < kernel; e++) {                                                            \
             const REAL *restrict from = (const REAL *)j->cols + (c * kernel + e) * j->columns + n * j->L; \
             int64_t z = e / (v->kh * v->kw) * v->dd - v->front, y = e / v->kw % v->kh * v->dh - v->top;   \
-            span in = span_of(v, e % v->kw);                                                              \
+            span in = columns_span(v, e % v->kw);                                                         \
             for (int64_t od = 0; od < v->od; od++)                                                        \
                 for (int64_t oh = 0; oh < v->oh; oh++, from += v->ow) {                                   \
                     int64_t d = od * v->sd + z, h = oh * v->sh + y;                                       \
@@ -152,7 +152,7 @@ static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
 FOLD(float, fold_f32)
 FOLD(double, fold_f64)
 
-static void fold(void *arg, int64_t first, int64_t last, int64_t block)
+static void fold_columns(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const job *j = arg;
     int64_t each = ms__conv_size(&j->v);
@@ -174,9 +174,9 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
 }
 
 // Returns the unfolded matrices of the current images and group, stored in room; or the image itself when room is NULL.
-static const void *columns(job *j, const ms_tensor *x, void *room)
+static const void *unfold_columns(job *j, const ms_tensor *x, void *room)
 {
-    if (!room) return element(j, x, (j->first * j->v.in + j->group * j->C) * ms__conv_size(&j->v));
+    if (!room) return element_at(j, x, (j->first * j->v.in + j->group * j->C) * ms__conv_size(&j->v));
     j->x = ms__data(x);
     j->cols = room;
     ms__parallel(j->count * j->K * j->L, (j->K * j->L < 8192 ? j->K : (8192 + j->L - 1) / j->L) * j->L, unfold, j);
@@ -189,7 +189,7 @@ static void move_rows(job *j, const ms_tensor *t, bool back)
 {
     for (int64_t n = 0; n < j->count; n++)
         for (int64_t m = 0; m < j->M; m++) {
-            char *whole = element(j, t, ((j->first + n) * j->v.out + j->group * j->M + m) * j->L),
+            char *whole = element_at(j, t, ((j->first + n) * j->v.out + j->group * j->M + m) * j->L),
                  *part = j->rows + (size_t)(m * j->columns + n * j->L) * j->size;
             memcpy(back ? whole : part, back ? part : whole, (size_t)j->L * j->size);
         }
@@ -197,9 +197,9 @@ static void move_rows(job *j, const ms_tensor *t, bool back)
 
 // The group's channels of the current images of t, as one matrix M x columns: in place for one image, otherwise copied
 // to room.
-static char *gather(job *j, const ms_tensor *t, void *room)
+static char *gather_outputs(job *j, const ms_tensor *t, void *room)
 {
-    if (j->count == 1) return element(j, t, (j->first * j->v.out + j->group * j->M) * j->L);
+    if (j->count == 1) return element_at(j, t, (j->first * j->v.out + j->group * j->M) * j->L);
     j->rows = room;
     move_rows(j, t, false);
     return room;
@@ -207,10 +207,10 @@ static char *gather(job *j, const ms_tensor *t, void *room)
 
 // Allocates *cols, the unfolded matrices and `more` additional rows, unless more is 0 and the images serve as matrices;
 // and *rows, the matrix of move_rows, if several images are computed at once.
-static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64_t more)
+static ms_status make_columns_room(const job *j, ms_block **cols, ms_block **rows, int64_t more)
 {
     size_t wide = (size_t)(j->at_once * j->L) * j->size;
-    if (more || !in_place(j)) MS_TRY(ms__alloc_scratch(cols, (size_t)(j->K + more) * wide, j->what));
+    if (more || !is_own_matrix(j)) MS_TRY(ms__alloc_scratch(cols, (size_t)(j->K + more) * wide, j->what));
     return j->at_once > 1 ? ms__alloc_scratch(rows, (size_t)j->M * wide, j->what) : MS_OK;
 }
 
@@ -234,12 +234,12 @@ static ms_status directly(const ms_conv_work *c, bool *done)
 // ---- the output -----------------------------------------------------------------------------------
 
 // The weight with the bias as an additional column, O x (K + 1).
-static void widen(const job *j, char *wide, const ms_tensor *w, const ms_tensor *b)
+static void append_bias(const job *j, char *wide, const ms_tensor *w, const ms_tensor *b)
 {
     int64_t K = j->K;
     for (int64_t o = 0; o < j->v.out; o++) {
-        memcpy(wide + (size_t)(o * (K + 1)) * j->size, element(j, w, o * K), (size_t)K * j->size);
-        memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, element(j, b, o), j->size);
+        memcpy(wide + (size_t)(o * (K + 1)) * j->size, element_at(j, w, o * K), (size_t)K * j->size);
+        memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, element_at(j, b, o), j->size);
     }
 }
 
@@ -256,7 +256,7 @@ static void fill_ones(const job *j, char *ones)
 }
 
 // y = w columns (+ b, unless it is NULL). All are contiguous, of j's dtype.
-static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *b, ms_tensor *y)
+static ms_status conv_output(job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *b, ms_tensor *y)
 {
     ms_block *room = NULL, *rows = NULL, *wide = NULL;
     int64_t K = j->K + (b != NULL);
@@ -266,16 +266,16 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
     if (b) whole.bias = ms__data(b);
     ms_status st = directly(&whole, &done);
     if (st != MS_OK || done) return st;
-    st = make_room(j, &room, &rows, b != NULL);
+    st = make_columns_room(j, &room, &rows, b != NULL);
     if (st == MS_OK && b) st = ms__alloc_scratch(&wide, (size_t)(j->v.out * K) * j->size, j->what);
-    if (st == MS_OK && b) widen(j, wide->data, w, b);
+    if (st == MS_OK && b) append_bias(j, wide->data, w, b);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
         ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->columns, K);
         p.a_rs = K, p.a_cs = 1, p.b_rs = j->columns, p.b_cs = 1;
         p.a = (const char *)(b ? wide->data : ms__data(w)) + (size_t)(j->group * j->M * K) * j->size;
-        p.b = columns(j, x, room ? room->data : NULL);
+        p.b = unfold_columns(j, x, room ? room->data : NULL);
         if (b) fill_ones(j, (char *)room->data + (size_t)(j->K * j->columns) * j->size);
-        p.c = j->count > 1 ? rows->data : element(j, y, (j->first * j->v.out + j->group * j->M) * j->L);
+        p.c = j->count > 1 ? rows->data : element_at(j, y, (j->first * j->v.out + j->group * j->M) * j->L);
         st = ms__gemm(&p);
         j->rows = p.c;
         if (st == MS_OK && j->count > 1) move_rows(j, y, true);
@@ -289,7 +289,7 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
 // ---- gradients ------------------------------------------------------------------------------------
 
 // dw = g columns^T, summed over images, in float32 or float64. g is the gradient of the output.
-static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
+static ms_status conv_weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
 {
     ms_block *room = NULL, *rows = NULL, *part = NULL;
     if (dw->numel == 0) return MS_OK;
@@ -298,13 +298,13 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
     const ms_conv_work whole = work_of(j, MS_CONV_WEIGHT, x, dw, g);
     ms_status st = directly(&whole, &done);
     if (st != MS_OK || done) return st;
-    st = make_room(j, &room, &rows, 0);
+    st = make_columns_room(j, &room, &rows, 0);
     if (st == MS_OK && j->v.n > j->at_once) st = ms__alloc_scratch(&part, (size_t)(j->M * j->K) * j->size, j->what);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
-        char *sum = element(j, dw, j->group * j->M * j->K);
+        char *sum = element_at(j, dw, j->group * j->M * j->K);
         ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->K, j->columns);
-        p.a = gather(j, g, rows ? rows->data : NULL), p.a_rs = j->columns, p.a_cs = 1;
-        p.b = columns(j, x, room ? room->data : NULL), p.b_rs = 1, p.b_cs = j->columns;
+        p.a = gather_outputs(j, g, rows ? rows->data : NULL), p.a_rs = j->columns, p.a_cs = 1;
+        p.b = unfold_columns(j, x, room ? room->data : NULL), p.b_rs = 1, p.b_cs = j->columns;
         p.c = j->first ? part->data : sum;
         st = ms__gemm(&p);
         if (st != MS_OK || j->first == 0) continue;
@@ -319,7 +319,7 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
 }
 
 // dx = w^T g, folded, in float32 or float64. g is the gradient of the output.
-static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, ms_tensor *dx)
+static ms_status conv_image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, ms_tensor *dx)
 {
     ms_block *room = NULL, *rows = NULL;
     if (dx->numel == 0) return MS_OK;
@@ -328,17 +328,17 @@ static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, 
     const ms_conv_work whole = work_of(j, MS_CONV_IMAGE, dx, w, g);
     ms_status st = directly(&whole, &done);
     if (st != MS_OK || done) return st;
-    st = make_room(j, &room, &rows, 0);
+    st = make_columns_room(j, &room, &rows, 0);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
         ms_gemm p = ms__gemm_of(j->what, j->dtype, j->K, j->columns, j->M);
-        p.a = element(j, w, j->group * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
-        p.b = gather(j, g, rows ? rows->data : NULL), p.b_rs = j->columns, p.b_cs = 1;
-        p.c = room ? room->data : element(j, dx, (j->first * j->v.in + j->group * j->C) * ms__conv_size(&j->v));
+        p.a = element_at(j, w, j->group * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
+        p.b = gather_outputs(j, g, rows ? rows->data : NULL), p.b_rs = j->columns, p.b_cs = 1;
+        p.c = room ? room->data : element_at(j, dx, (j->first * j->v.in + j->group * j->C) * ms__conv_size(&j->v));
         st = ms__gemm(&p);
         if (st != MS_OK || !room) continue;
         j->cols = room->data;
         j->to = ms__data(dx);
-        ms__parallel(j->count * j->C * ms__conv_size(&j->v), ms__conv_size(&j->v), fold, j);
+        ms__parallel(j->count * j->C * ms__conv_size(&j->v), ms__conv_size(&j->v), fold_columns, j);
     }
     if (rows) ms__free(rows);
     if (room) ms__free(room);
@@ -346,7 +346,7 @@ static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, 
 }
 
 // Sums each channel of g [N, O, S] over images and positions, in double.
-static void bias_gradient(ms_tensor *db, const ms_tensor *g)
+static void conv_bias_gradient(ms_tensor *db, const ms_tensor *g)
 {
     int64_t N = g->shape[0], O = g->shape[1], S = 1;
     for (int d = 2; d < g->ndim; d++) S *= g->shape[d];
@@ -369,11 +369,11 @@ static void bias_gradient(ms_tensor *db, const ms_tensor *g)
 ms_status ms__cpu_conv(ms_call *c)
 {
     ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = c->out[0];
-    job j = job_of(c, ms__conv_of(c->in[0], c->in[1], c->i), y->dtype);
+    job j = conv_job_of(c, ms__conv_of(c->in[0], c->in[1], c->i), y->dtype);
     ms_status st = ms__contiguous(&x, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&b, c->in[2]);
-    if (st == MS_OK) st = output(&j, x, w, b, y);
+    if (st == MS_OK) st = conv_output(&j, x, w, b, y);
     ms__release(b);
     ms__release(w);
     ms__release(x);
@@ -387,7 +387,7 @@ typedef struct operands {
     ms_tensor *dx, *dw, *db;  // outputs; NULL if they are not needed
 } operands;
 
-static ms_status hold(operands *o, ms_call *c)
+static ms_status hold_operands(operands *o, ms_call *c)
 {
     ms_tensor **in[] = { &o->g, &o->x, &o->w }, **out[] = { &o->dx, &o->dw, &o->db };
     *o = (operands) { .dtype = c->in[0]->dtype == MS_F64 ? MS_F64 : MS_F32 };
@@ -396,7 +396,7 @@ static ms_status hold(operands *o, ms_call *c)
     return MS_OK;
 }
 
-static ms_status let_go(operands *o, ms_call *c, ms_status st)
+static ms_status release_operands(operands *o, ms_call *c, ms_status st)
 {
     ms_tensor *out[] = { o->dx, o->dw, o->db };
     for (int k = 0; k < 3; k++) st = ms__put_back(ms__grad_out(c, k), out[k], st);
@@ -410,12 +410,12 @@ static ms_status let_go(operands *o, ms_call *c, ms_status st)
 ms_status ms__cpu_conv_backward(ms_call *c)
 {
     operands o;
-    ms_status st = hold(&o, c);
-    job j = job_of(c, ms__conv_of(c->in[1], c->in[2], c->i), o.dtype);
-    if (st == MS_OK && o.db) bias_gradient(o.db, o.g);
-    if (st == MS_OK && o.dw) st = weight_gradient(&j, o.g, o.x, o.dw);
-    if (st == MS_OK && o.dx) st = image_gradient(&j, o.g, o.w, o.dx);
-    return let_go(&o, c, st);
+    ms_status st = hold_operands(&o, c);
+    job j = conv_job_of(c, ms__conv_of(c->in[1], c->in[2], c->i), o.dtype);
+    if (st == MS_OK && o.db) conv_bias_gradient(o.db, o.g);
+    if (st == MS_OK && o.dw) st = conv_weight_gradient(&j, o.g, o.x, o.dw);
+    if (st == MS_OK && o.dx) st = conv_image_gradient(&j, o.g, o.w, o.dx);
+    return release_operands(&o, c, st);
 }
 
 // Adds b[channel] to every element of y [N, C, S].
@@ -434,12 +434,12 @@ ms_status ms__cpu_conv_transpose(ms_call *c)
 {
     ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = NULL;
     int dtype = c->in[0]->dtype == MS_F64 ? MS_F64 : MS_F32;
-    job j = job_of(c, ms__conv_transposed_of(c->out[0], c->in[1], c->i), dtype);
+    job j = conv_job_of(c, ms__conv_transposed_of(c->out[0], c->in[1], c->i), dtype);
     ms_status st = ms__as_dtype(&x, c->in[0], dtype);
     if (st == MS_OK) st = ms__as_dtype(&w, c->in[1], dtype);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__as_dtype(&b, c->in[2], dtype);
     if (st == MS_OK) st = ms__work_on(&y, c->out[0], dtype, j.what);
-    if (st == MS_OK) st = image_gradient(&j, x, w, y);
+    if (st == MS_OK) st = conv_image_gradient(&j, x, w, y);
     if (st == MS_OK && b) add_bias(y, b);
     st = ms__put_back(c->out[0], y, st);
     ms__release(b);
@@ -452,10 +452,10 @@ ms_status ms__cpu_conv_transpose(ms_call *c)
 ms_status ms__cpu_conv_transpose_backward(ms_call *c)
 {
     operands o;
-    ms_status st = hold(&o, c);
-    job j = job_of(c, ms__conv_transposed_of(c->in[0], c->in[2], c->i), o.dtype);
-    if (st == MS_OK && o.db) bias_gradient(o.db, o.g);
-    if (st == MS_OK && o.dw) st = weight_gradient(&j, o.x, o.g, o.dw);
-    if (st == MS_OK && o.dx) st = output(&j, o.g, o.w, NULL, o.dx);
-    return let_go(&o, c, st);
+    ms_status st = hold_operands(&o, c);
+    job j = conv_job_of(c, ms__conv_transposed_of(c->in[0], c->in[2], c->i), o.dtype);
+    if (st == MS_OK && o.db) conv_bias_gradient(o.db, o.g);
+    if (st == MS_OK && o.dw) st = conv_weight_gradient(&j, o.x, o.g, o.dw);
+    if (st == MS_OK && o.dx) st = conv_output(&j, o.g, o.w, NULL, o.dx);
+    return release_operands(&o, c, st);
 }

@@ -30,7 +30,7 @@ typedef struct {
 
 enum { LONGEST = 1 << 20 };
 
-static int64_t product_of(const int64_t n[3]) { return n[0] * n[1] * n[2]; }
+static int64_t product_of_sizes(const int64_t n[3]) { return n[0] * n[1] * n[2]; }
 
 ms_status ms__conv_depthwise(const ms_conv_work *c, bool *done)
 {
@@ -51,13 +51,13 @@ ms_status ms__conv_depthwise(const ms_conv_work *c, bool *done)
             k.spread[d] = k.stride[d], k.stride[d] = 1;
             k.pad[d] = (k.kernel[d] - 1) * k.dilation[d] - k.pad[d];
         }
-    depthwise j = { .c = c, .k = k, .outputs = v->out / v->groups, .elements = product_of(k.kernel) };
+    depthwise j = { .c = c, .k = k, .outputs = v->out / v->groups, .elements = product_of_sizes(k.kernel) };
     for (int d = 0; d < 2; d++) j.rows[d] = (k.out[d] - 1) * k.stride[d] + (k.kernel[d] - 1) * k.dilation[d] + 1;
     j.each = (k.out[2] + 15) / 16 * 16 + (k.kernel[2] - 1) * k.dilation[2] / k.stride[2] + 1;
     j.row = j.each * k.stride[2];
     // Planes that are mostly padding are left to products.
     if (j.rows[0] > LONGEST || j.rows[1] > LONGEST || j.row > LONGEST) return MS_OK;
-    int64_t plane = j.rows[0] * j.rows[1] * j.row, in = product_of(k.in), out = product_of(k.out);
+    int64_t plane = j.rows[0] * j.rows[1] * j.row, in = product_of_sizes(k.in), out = product_of_sizes(k.out);
     if (plane > 4 * (in > out ? in : out) + 4096) return MS_OK;
     size_t size = c->dtype == MS_F64 ? 8 : 4, threads = (size_t)ms_num_threads();
     j.room_bytes = ((size_t)(plane + k.out[2] + 16 + k.in[2] + 2 * j.elements) * size + 63) / 64 * 64;

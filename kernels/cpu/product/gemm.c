@@ -156,7 +156,7 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
 }
 
 // Adds the bias to the sums of `rows` rows and n columns, and rounds them into C.
-static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
+static void finish_block(const gemm_work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
 {
     const ms_gemm *g = w->g;
     float bias[256];
@@ -213,7 +213,7 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
     ms_operands_f32 o = { a, 1, w->high, b, w->wide, s, w->sums_rs, NULL, w->p0 > 0 };
     const ms_tiles_f32 *t = ms__tiles_f32();
     t->sweep((n + t->lanes - 1) / t->lanes * t->lanes, rows, w->kc, &o, NULL, ahead);
-    if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
+    if (w->last) finish_block(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 
 // What to prefetch while rows [i, i + group) of [top, bottom) are computed: this group's share of the rows packed next.
@@ -303,7 +303,7 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
 static int64_t lanes(const gemm_work *w) { return w->size == 4 ? ms__tiles_f32()->lanes : ms__tiles_f64()->lanes; }
 
 // Runs tasks on the threads that share the product.
-static void run_tasks(gemm_work *w, int64_t n, ms_range_fn fn)
+static void run_gemm_tasks(gemm_work *w, int64_t n, ms_range_fn fn)
 {
     if (w->threads > 1) ms__parallel_tasks(n, fn, w);
     else
@@ -319,9 +319,10 @@ static void column_block(gemm_work *w)
     if (w->threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
     w->fused =
         w->g->b_cs == 1 && w->nc % lanes(w) == 0 && w->pack_a && !w->converts && w->mc >= w->mb && w->mb >= w->high;
-    if (!w->fused) run_tasks(w, ceil_div(w->nc, w->pack), pack_task);
-    if (w->pack_a && across(w) > 1 && w->j0 == w->first_col) run_tasks(w, ceil_div(w->mb, run_rows(w)), pack_rows_task);
-    run_tasks(w, ceil_div(w->mb, w->mc) * across(w), row_task);
+    if (!w->fused) run_gemm_tasks(w, ceil_div(w->nc, w->pack), pack_task);
+    if (w->pack_a && across(w) > 1 && w->j0 == w->first_col)
+        run_gemm_tasks(w, ceil_div(w->mb, run_rows(w)), pack_rows_task);
+    run_gemm_tasks(w, ceil_div(w->mb, w->mc) * across(w), row_task);
 }
 
 // Determines the next block of B for the same rows of A: the next columns, or the next depth from the first column on.
@@ -342,7 +343,7 @@ typedef struct gemm_cut {
 // B's panels get half of the second-level cache. With several threads, each thread gets about two tasks: first the rows
 // are divided, into tasks of at least 128 rows, which amortise loading B's panels; then the columns. If that gives too
 // few tasks, a task gets fewer rows, at least four panels of A, and then fewer columns.
-static gemm_cut cut(gemm_work *w, int64_t beside)
+static gemm_cut cut_blocks(gemm_work *w, int64_t beside)
 {
     const ms_gemm *g = w->g;
     int64_t threads = w->threads;
@@ -409,7 +410,7 @@ typedef struct gemm_plan {
 } gemm_plan;
 
 // beside: products that are computed at a time. few: whether C, of which g may be a part, has few columns.
-static gemm_plan plan_of(const ms_gemm *g, int64_t threads, int64_t beside, bool few)
+static gemm_plan gemm_plan_of(const ms_gemm *g, int64_t threads, int64_t beside, bool few)
 {
     gemm_plan p = { .w = { .g = g, .threads = threads } };
     gemm_work *w = &p.w;
@@ -417,7 +418,7 @@ static gemm_plan plan_of(const ms_gemm *g, int64_t threads, int64_t beside, bool
     w->size = g->dtype == MS_F64 ? 8 : 4;
     shape(w);
     w->pack_a = w->converts || g->a_cs != 1 || !few;
-    p.c = cut(w, beside);
+    p.c = cut_blocks(w, beside);
 
     bool deep = p.c.kc < g->k;
     int64_t depth = deep ? p.c.kc : g->k;
@@ -432,7 +433,7 @@ static gemm_plan plan_of(const ms_gemm *g, int64_t threads, int64_t beside, bool
 
 static size_t room_of(const gemm_plan *p) { return p->a_bytes + p->b_bytes + p->s_bytes; }
 
-static void multiply(gemm_plan *p, char *room)
+static void multiply_blocks(gemm_plan *p, char *room)
 {
     gemm_work *w = &p->w;
     const ms_gemm *g = w->g;
@@ -457,7 +458,7 @@ typedef struct gemm_parts {
     size_t bytes;  // of room, per thread
 } gemm_parts;
 
-static ms_gemm part_of(const gemm_parts *d, int64_t part)
+static ms_gemm gemm_part_of(const gemm_parts *d, int64_t part)
 {
     ms_gemm g = *d->g;
     int64_t at = part * d->step, left = (d->rows ? g.m : g.n) - at, n = left < d->step ? left : d->step;
@@ -479,10 +480,10 @@ static ms_gemm part_of(const gemm_parts *d, int64_t part)
 static void part_task(void *arg, int64_t part, int64_t end, int64_t unused)
 {
     const gemm_parts *d = arg;
-    const ms_gemm g = part_of(d, part);
-    gemm_plan p = plan_of(&g, 1, d->threads, d->g->n <= FEW);
+    const ms_gemm g = gemm_part_of(d, part);
+    gemm_plan p = gemm_plan_of(&g, 1, d->threads, d->g->n <= FEW);
     (void)end, (void)unused;
-    multiply(&p, d->room + (size_t)ms__thread_num() * d->bytes);
+    multiply_blocks(&p, d->room + (size_t)ms__thread_num() * d->bytes);
 }
 
 // Threads share a product in one of two ways. Where each gets APART rows or columns, each computes a part of C alone,
@@ -494,16 +495,16 @@ static ms_status large(const ms_gemm *g)
     gemm_parts d = { .g = g, .rows = g->m > g->n, .threads = threads };
     ms_block *scratch;
     if (threads == 1 || longer / threads < APART) {
-        gemm_plan p = plan_of(g, threads, 1, g->n <= FEW);
+        gemm_plan p = gemm_plan_of(g, threads, 1, g->n <= FEW);
         MS_TRY(ms__alloc_scratch(&scratch, room_of(&p), g->what));
-        multiply(&p, scratch->data);
+        multiply_blocks(&p, scratch->data);
     } else {
         int64_t each = longer / threads / (2 * APART);  // parts of a thread: some, as other work may delay it
         d.step = ceil_div(ceil_div(longer, threads * (each < 1 ? 1 : each > 4 ? 4 : each)), 64) * 64;
         int64_t parts = ceil_div(longer, d.step);
         for (int64_t k = 0; k < parts; k += parts - 1) {
-            const ms_gemm part = part_of(&d, k);
-            const gemm_plan p = plan_of(&part, 1, threads, g->n <= FEW);
+            const ms_gemm part = gemm_part_of(&d, k);
+            const gemm_plan p = gemm_plan_of(&part, 1, threads, g->n <= FEW);
             if (room_of(&p) > d.bytes) d.bytes = (room_of(&p) + 63) / 64 * 64;
         }
         MS_TRY(ms__alloc_scratch(&scratch, d.bytes * (size_t)threads, g->what));

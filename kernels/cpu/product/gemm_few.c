@@ -108,7 +108,7 @@ static int isa_level(void)
 #endif
 }
 
-static few_block_fn block_of(int dtype)
+static few_block_fn few_block_of(int dtype)
 {
 #if MS_CLONES
     if (isa_level() == 4) return few_block_v4(dtype);
@@ -135,7 +135,7 @@ static void run_few(few_work *f)
     for (int64_t i = 0; i < f->m && rest && !f->x_group; i++)
         memcpy(last + i * 64, (const char *)f->x + (i * f->x_rs + f->k - rest) * size, (size_t)(rest * size));
     f->x_last = last;
-    f->block = block_of(f->w_dtype);
+    f->block = few_block_of(f->w_dtype);
     int64_t columns = (SHARE / f->k / BLOCK + 1) * BLOCK, n = f->n;
     for (few_work *g = (few_work *)f->next; g; g = (few_work *)g->next) {
         g->x = f->x, g->x_rs = f->x_rs, g->x_group = f->x_group, g->x_last = last, g->block = f->block, g->first = n;

@@ -62,7 +62,7 @@ bool ms__onednn_tiles(void)
 
 // Whether oneDNN accepts a matrix: its rows or its columns are contiguous and do not overlap (those of expanded tensors
 // do).
-static bool plain(int64_t rows, int64_t cols, int64_t rs, int64_t cs)
+static bool is_plain(int64_t rows, int64_t cols, int64_t rs, int64_t cs)
 {
     return (cs == 1 && (rs >= cols || rows == 1)) || (rs == 1 && (cs >= rows || cols == 1));
 }
@@ -70,11 +70,12 @@ static bool plain(int64_t rows, int64_t cols, int64_t rs, int64_t cs)
 bool ms__onednn_takes(const ms_gemm *g)
 {
     if (g->dtype != MS_F32 && (g->dtype != MS_BF16 || strcmp(ms_cpu_isa(), "v4") != 0)) return false;
-    if (!plain(g->m, g->k, g->a_rs, g->a_cs) || !plain(g->k, g->n, g->b_rs, g->b_cs) || g->c_rs < g->n) return false;
+    if (!is_plain(g->m, g->k, g->a_rs, g->a_cs) || !is_plain(g->k, g->n, g->b_rs, g->b_cs) || g->c_rs < g->n)
+        return false;
     return ms__onednn_ready();
 }
 
-static void drop(entry *e)
+static void drop_product(entry *e)
 {
     if (e->primitive) dnnl_primitive_destroy(e->primitive);
     dnnl_memory_t all[] = { e->a, e->b, e->c, e->bias, e->scratch };
@@ -98,7 +99,7 @@ static dnnl_status_t memory(dnnl_memory_t *out, dnnl_memory_desc_t *desc, dnnl_d
     return st ? st : dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);
 }
 
-static ms_status make(entry *e, const ms_gemm *g, const key *k)
+static ms_status make_product(entry *e, const ms_gemm *g, const key *k)
 {
     dnnl_data_type_t type = g->dtype == MS_F32 ? dnnl_f32 : dnnl_bf16;
     dnnl_memory_desc_t a, b, c, bias;
@@ -125,14 +126,14 @@ out:
     if (pd) dnnl_primitive_desc_destroy(pd);
     if (attr) dnnl_primitive_attr_destroy(attr);
     if (st) {
-        drop(e);
+        drop_product(e);
         return failed(g, st, doing);
     }
     e->key = *k;
     return MS_OK;
 }
 
-static ms_status find(entry **out, const ms_gemm *g)
+static ms_status find_product(entry **out, const ms_gemm *g)
 {
     key k = { g->m,    g->n,    g->k,     g->a_rs,         g->a_cs,          g->b_rs,
               g->b_cs, g->c_rs, g->dtype, g->bias != NULL, ms_num_threads(), 1 };
@@ -148,9 +149,9 @@ static ms_status find(entry **out, const ms_gemm *g)
         }
         if (!oldest || e->last_use < oldest->last_use) oldest = e;
     }
-    drop(oldest);
+    drop_product(oldest);
     *out = oldest;
-    return make(oldest, g, &k);
+    return make_product(oldest, g, &k);
 }
 
 ms_status ms__gemm_onednn(const ms_gemm *g)
@@ -159,7 +160,7 @@ ms_status ms__gemm_onednn(const ms_gemm *g)
     ms_block *scratch = NULL;
     dnnl_exec_arg_t args[5];
     int n = 0;
-    MS_TRY(find(&e, g));
+    MS_TRY(find_product(&e, g));
     e->last_use = ++uses;
     if (e->scratch_bytes) MS_TRY(ms__alloc_scratch(&scratch, e->scratch_bytes, g->what));
     struct {

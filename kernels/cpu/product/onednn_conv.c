@@ -67,7 +67,7 @@ static bool ready(void)
 
 // ---- primitives ---------------------------------------------------------------------------------
 
-static void drop(entry *e)
+static void drop_conv(entry *e)
 {
     if (e->conv) dnnl_primitive_destroy(e->conv);
     for (int k = 0; k < 3; k++)
@@ -79,7 +79,7 @@ static void drop(entry *e)
 static bool is_flat(const ms_conv *v) { return v->d == 1 && v->kd == 1 && v->od == 1 && v->front == 0; }
 
 // Describes the operands: `plain` in the layouts of the caller's tensors, `any` in layouts that oneDNN may choose.
-static dnnl_status_t describe(const key *k, dnnl_memory_desc_t *plain, dnnl_memory_desc_t *any)
+static dnnl_status_t describe_operands(const key *k, dnnl_memory_desc_t *plain, dnnl_memory_desc_t *any)
 {
     const ms_conv *v = &k->v;
     const bool flat = is_flat(v);
@@ -105,8 +105,9 @@ static dnnl_status_t describe(const key *k, dnnl_memory_desc_t *plain, dnnl_memo
 }
 
 // Makes the convolution's primitive descriptor. For a gradient, oneDNN needs the descriptor of the forward as a hint.
-static dnnl_status_t choose(dnnl_primitive_desc_t *out, const key *k, dnnl_alg_kind_t algorithm,
-                            const dnnl_memory_desc_t *any, const dnnl_memory_desc_t *bias, dnnl_primitive_attr_t attr)
+static dnnl_status_t choose_conv(dnnl_primitive_desc_t *out, const key *k, dnnl_alg_kind_t algorithm,
+                                 const dnnl_memory_desc_t *any, const dnnl_memory_desc_t *bias,
+                                 dnnl_primitive_attr_t attr)
 {
     const ms_conv *v = &k->v;
     const int64_t size[] = { v->d, v->h, v->w }, kernel[] = { v->kd, v->kh, v->kw }, reach[] = { v->od, v->oh, v->ow },
@@ -162,7 +163,7 @@ static bool suits_winograd(const key *k)
            v->dw == 1;
 }
 
-static dnnl_status_t make(entry *e, const key *k)
+static dnnl_status_t make_conv(entry *e, const key *k)
 {
     static const dnnl_query_t query[3][3] = {
         [X] = { dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md },
@@ -176,14 +177,14 @@ static dnnl_status_t make(entry *e, const key *k)
     dnnl_primitive_desc_t pd = NULL;
     const char *name = "";
     e->key = *k;
-    dnnl_status_t st = describe(k, e->plain, any);
+    dnnl_status_t st = describe_operands(k, e->plain, any);
     if (!st && k->bias) st = dnnl_memory_desc_init_by_tag(&e->bias, 1, (dnnl_dims_t) { v->out }, dnnl_f32, dnnl_x);
     if (!st) st = dnnl_primitive_attr_create(&attr);
     if (!st) st = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     if (st) goto out;
     const dnnl_memory_desc_t *bias = k->bias ? &e->bias : NULL;
-    if (suits_winograd(k)) st = choose(&pd, k, dnnl_convolution_winograd, any, bias, attr);
-    if (!pd) st = choose(&pd, k, direct, any, bias, attr);
+    if (suits_winograd(k)) st = choose_conv(&pd, k, dnnl_convolution_winograd, any, bias, attr);
+    if (!pd) st = choose_conv(&pd, k, direct, any, bias, attr);
     if (!st) st = dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name);
     // oneDNN's other kernels, plain loops and products of unfolded images, are slower than those of conv.c.
     if (!st && strncmp(name, "jit", 3) != 0 && strncmp(name, "brg", 3) != 0) st = dnnl_unimplemented;
@@ -203,7 +204,7 @@ out:
 }
 
 // Finds or makes the primitives. *out is NULL where oneDNN has no fast kernel.
-static dnnl_status_t find(entry **out, const key *k)
+static dnnl_status_t find_conv(entry **out, const key *k)
 {
     const uint64_t *word = (const uint64_t *)k;
     uint64_t h = 0;
@@ -220,9 +221,9 @@ static dnnl_status_t find(entry **out, const key *k)
     if (!*place && !(*place = calloc(1, sizeof **place))) return dnnl_out_of_memory;
     e = *place;
     if (memcmp(&e->key, k, sizeof *k) != 0) {
-        drop(e);
-        dnnl_status_t st = make(e, k);
-        if (st) drop(e);
+        drop_conv(e);
+        dnnl_status_t st = make_conv(e, k);
+        if (st) drop_conv(e);
         if (st == dnnl_out_of_memory) return st;
         e->key = *k;
         e->refused = st != dnnl_success;
@@ -257,7 +258,7 @@ static entry *entry_of(const plan *p, int64_t part, int64_t block)
 static bool divided(const plan *p, int k) { return k == (p->c->result == X ? X : Y); }
 
 // Where, in the caller's tensor, the elements of operand k begin that a task (a part and a block) uses.
-static float *plain(const plan *p, int k, int64_t part, int64_t block)
+static float *plain_operand(const plan *p, int k, int64_t part, int64_t block)
 {
     const ms_conv *v = &p->v;
     int64_t size = p->key.channel, kernel = ms__conv_kernel(v), positions = ms__conv_positions(v), at;
@@ -271,7 +272,7 @@ static float *plain(const plan *p, int k, int64_t part, int64_t block)
 // Where a task's elements of operand k begin in their blocked layout; in the caller's tensor if they are not copied.
 static void *blocked(const plan *p, int k, int64_t part, int64_t block)
 {
-    if (!entry_of(p, part, block)->move[k]) return plain(p, k, part, block);
+    if (!entry_of(p, part, block)->move[k]) return plain_operand(p, k, part, block);
     int64_t b = block - p->first;
     if (k == W && p->c->result == W && block > 0) return p->sums + (size_t)(b * p->parts + part) * p->bytes[W];
     return p->room[k] + (size_t)(k == W ? part : divided(p, k) ? part * p->at_once + b : b) * p->bytes[k];
@@ -284,7 +285,7 @@ typedef struct bound {
 } bound;
 
 // Runs a primitive on the calling thread alone.
-static void execute(plan *p, dnnl_primitive_t primitive, const bound *b)
+static void execute_primitive(plan *p, dnnl_primitive_t primitive, const bound *b)
 {
     enum { MOST = 5 };
     dnnl_memory_t memory[MOST] = { NULL };
@@ -306,20 +307,20 @@ static void execute(plan *p, dnnl_primitive_t primitive, const bound *b)
 }
 
 // Copies an operand to its blocked layout, or the result from it.
-static void move(plan *p, int k, int64_t part, int64_t block)
+static void move_operand(plan *p, int k, int64_t part, int64_t block)
 {
     entry *e = entry_of(p, part, block);
     if (!e->move[k]) return;
     bool out = k == p->c->result;
-    bound b[3] = { { out ? DNNL_ARG_TO : DNNL_ARG_FROM, &e->plain[k], plain(p, k, part, block) },
+    bound b[3] = { { out ? DNNL_ARG_TO : DNNL_ARG_FROM, &e->plain[k], plain_operand(p, k, part, block) },
                    { out ? DNNL_ARG_FROM : DNNL_ARG_TO, &e->blocked[k], blocked(p, k, part, block) } };
-    execute(p, e->move[k], b);
+    execute_primitive(p, e->move[k], b);
 }
 
 static void move_weight(void *arg, int64_t part, int64_t end, int64_t unused)
 {
     (void)end, (void)unused;
-    move(arg, W, part, 0);
+    move_operand(arg, W, part, 0);
 }
 
 // Copies the operands of the current blocks: block by block the operand that all parts share; then, for a weight's
@@ -328,15 +329,15 @@ static void move_in(void *arg, int64_t task, int64_t end, int64_t unused)
 {
     plan *p = arg;
     (void)end, (void)unused;
-    if (task < p->count) move(p, p->c->result == X ? Y : X, 0, p->first + task);
-    else move(p, Y, task / p->count - 1, p->first + task % p->count);
+    if (task < p->count) move_operand(p, p->c->result == X ? Y : X, 0, p->first + task);
+    else move_operand(p, Y, task / p->count - 1, p->first + task % p->count);
 }
 
 // Zeroes a task's part of the image's gradient: the kernel, of size 1, skips pixels, whose gradient stays 0.
 static void clear(const plan *p, int64_t part, int64_t block)
 {
     const ms_conv *v = &entry_of(p, part, block)->key.v;
-    float *to = plain(p, X, part, block);
+    float *to = plain_operand(p, X, part, block);
     for (int64_t n = 0; n < v->n; n++)
         memset(to + n * p->key.in * p->key.channel, 0, (size_t)(v->in * p->key.channel) * sizeof *to);
 }
@@ -362,12 +363,12 @@ static void compute(void *arg, int64_t task, int64_t end, int64_t unused)
     }
     if (p->c->bias) b[n] = (bound) { DNNL_ARG_BIAS, &e->bias, (float *)(uintptr_t)p->c->bias + part * p->part };
     if (result == X && p->key.channel != ms__conv_size(&p->v)) clear(p, part, block);
-    execute(p, e->conv, b);
-    if (result != W) move(p, result, part, block);
+    execute_primitive(p, e->conv, b);
+    if (result != W) move_operand(p, result, part, block);
 }
 
 // Adds the current blocks' gradients of the weight to that of block 0, in order.
-static void add(void *arg, int64_t first, int64_t last, int64_t unused)
+static void add_blocks(void *arg, int64_t first, int64_t last, int64_t unused)
 {
     plan *p = arg;
     float *to = (float *)p->room[W];
@@ -382,7 +383,7 @@ static void add(void *arg, int64_t first, int64_t last, int64_t unused)
 // ---- the whole convolution ----------------------------------------------------------------------
 
 // Divides the convolution into tasks, and finds their primitives. *takes is false where oneDNN has no fast kernel.
-static dnnl_status_t divide(plan *p, bool *takes)
+static dnnl_status_t divide_tasks(plan *p, bool *takes)
 {
     ms_conv *v = &p->v;
     const bool weight = p->c->result == W;
@@ -419,7 +420,7 @@ static dnnl_status_t divide(plan *p, bool *takes)
             k.v.n = j || p->blocks == 1 ? v->n - (p->blocks - 1) * p->each : p->each;
             if (p->c->result == X) k.v.in = channels;
             else k.v.out = channels;
-            dnnl_status_t st = find(&p->e[i][j], &k);
+            dnnl_status_t st = find_conv(&p->e[i][j], &k);
             *takes = st == dnnl_success && p->e[i][j] != NULL;
             if (!*takes) return st;
         }
@@ -431,7 +432,7 @@ static dnnl_status_t divide(plan *p, bool *takes)
     return dnnl_success;
 }
 
-static ms_status make_room(plan *p, ms_block **out)
+static ms_status make_blocked_room(plan *p, ms_block **out)
 {
     for (int i = 0; i < 4; i++) {
         const entry *e = p->e[i / 2][i % 2];
@@ -457,11 +458,11 @@ static ms_status make_room(plan *p, ms_block **out)
     return MS_OK;
 }
 
-static ms_status run(plan *p)
+static ms_status run_tasks(plan *p)
 {
     const bool weight = p->c->result == W;
     ms_block *room = NULL;
-    ms_status st = make_room(p, &room);
+    ms_status st = make_blocked_room(p, &room);
     if (st == MS_OK && !weight) ms__parallel_tasks(p->parts, move_weight, p);
     for (p->first = 0; st == MS_OK && !p->status && p->first < p->blocks; p->first += p->at_once) {
         p->count = p->blocks - p->first < p->at_once ? p->blocks - p->first : p->at_once;
@@ -469,7 +470,7 @@ static ms_status run(plan *p)
         if (st != MS_OK) break;
         ms__parallel_tasks(weight ? (1 + p->parts) * p->count : p->count, move_in, p);
         ms__parallel_tasks(p->parts * p->count, compute, p);
-        if (weight) ms__parallel(p->parts * (int64_t)(p->bytes[W] / sizeof(float)), 8192, add, p);
+        if (weight) ms__parallel(p->parts * (int64_t)(p->bytes[W] / sizeof(float)), 8192, add_blocks, p);
     }
     p->first = 0;
     if (st == MS_OK && weight && !p->status) ms__parallel_tasks(p->parts, move_weight, p);
@@ -488,8 +489,8 @@ static ms_status compute_group(const ms_conv_work *c, int64_t group, bool *done)
     for (int k = 0; k < 3; k++) own.operands[k] = (float *)c->operands[k] + group * at[k];
     if (c->bias) own.bias = (const float *)c->bias + group * v->out;
     p.c = &own;
-    p.status = (int)divide(&p, done);
-    ms_status st = *done && !p.status ? run(&p) : MS_OK;
+    p.status = (int)divide_tasks(&p, done);
+    ms_status st = *done && !p.status ? run_tasks(&p) : MS_OK;
     if (st != MS_OK || !p.status) return st;
     if (p.status == dnnl_out_of_memory)
         return ms__no_memory((size_t)(at[X] + at[Y]) * (size_t)v->n * 4, c->what,

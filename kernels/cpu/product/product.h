@@ -86,4 +86,11 @@ void ms__pack_f64(double *out, int64_t out_rs, const ms_matrix *b, int64_t k, in
 // float32. The blocks of rows are fixed, so results do not depend on the number of threads.
 void ms__column_sum(int dtype, void *out, const void *x, int64_t m, int64_t n, int64_t rs);
 
+// out = the sums of g's rows, rs elements apart.
+static inline ms_status ms__sum_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)
+{
+    ms__column_sum(g->dtype, ms__data(out), ms__data(g), rows, out->numel, rs);
+    return MS_OK;
+}
+
 #endif

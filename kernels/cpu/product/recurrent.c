@@ -28,14 +28,14 @@ typedef struct panels {
     char *data;
 } panels;
 
-static int64_t columns_of(const panels *p, int64_t block)
+static int64_t panel_columns_of(const panels *p, int64_t block)
 {
     int64_t left = p->columns - block * p->wide;
     return left < p->wide ? left : p->wide;
 }
-static int64_t blocks_of(const panels *p) { return (p->columns + p->wide - 1) / p->wide; }
+static int64_t panel_blocks_of(const panels *p) { return (p->columns + p->wide - 1) / p->wide; }
 static int64_t panel_numbers(const panels *p) { return (p->depth + 1) * p->wide; }
-static int64_t packed_numbers(const panels *p) { return blocks_of(p) * p->parts * panel_numbers(p); }
+static int64_t packed_numbers(const panels *p) { return panel_blocks_of(p) * p->parts * panel_numbers(p); }
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -85,7 +85,7 @@ static tile tile_of(const pass *w, const panels *p, int64_t k)
     int64_t block = k / w->chunks, first = k % w->chunks * w->chunk, rows = most(w->now.n, w->next.n);
     return (tile) { .block = block,
                     .unit = block * p->wide,
-                    .n = columns_of(p, block),
+                    .n = panel_columns_of(p, block),
                     .first = first,
                     .last = least(first + w->chunk, rows),
                     .room = w->room + w->room_bytes * (size_t)ms__thread_num() };
@@ -108,7 +108,7 @@ typedef struct ahead {
 
 #define BOTH(w, name) ((w)->dtype == MS_F64 ? name##_f64 : name##_f32)
 
-static void run_tasks(pass *w, int64_t tasks, int64_t multiplications, ms_range_fn task)
+static void run_step_tasks(pass *w, int64_t tasks, int64_t multiplications, ms_range_fn task)
 {
     if (multiplications > ALONE) ms__parallel_tasks(tasks, task, w);
     else
@@ -116,7 +116,7 @@ static void run_tasks(pass *w, int64_t tasks, int64_t multiplications, ms_range_
 }
 
 // Chooses the sizes of tasks: large ones need less memory traffic, but there must be enough for all threads.
-static void divide(pass *w, int64_t columns)
+static void divide_columns(pass *w, int64_t columns)
 {
     int64_t threads = ms_num_threads(), enough = threads > 1 ? 4 * threads : 1, wide = WIDEST;
     w->chunk = MOST_ROWS;
@@ -141,9 +141,9 @@ static void *alloc_room(pass *w, ms_block **block, int64_t n, const char *what, 
     return w->projection.data + b * size;
 }
 
-static void pack(const pass *w, panels *p)
+static void pack_panels(const pass *w, panels *p)
 {
-    int64_t tasks = blocks_of(p) * p->parts;
+    int64_t tasks = panel_blocks_of(p) * p->parts;
     ms_range_fn task = BOTH(w, pack_panel);
     if (p->depth * p->columns * p->parts > ALONE) ms__parallel_tasks(tasks, task, p);
     else
@@ -161,7 +161,7 @@ typedef struct held {
 } held;
 
 // Sets *data to an input's data, contiguous and in the computing type; h owns the tensor. NULL if there is no input.
-static ms_status take(held *h, ms_tensor *t, const void **data)
+static ms_status take_operand(held *h, ms_tensor *t, const void **data)
 {
     ms_tensor *copy = NULL;
     *data = NULL;
@@ -178,7 +178,7 @@ static ms_status take(held *h, ms_tensor *t, const void **data)
 }
 
 // Sets *data to where an output is to be written, in the computing type; release converts it to the output's dtype.
-static ms_status give(held *h, ms_tensor *t, void **data)
+static ms_status give_result(held *h, ms_tensor *t, void **data)
 {
     *data = NULL;
     if (!t) return MS_OK;
@@ -204,7 +204,6 @@ static ms_status release(held *h, ms_status st)
 }
 
 static int computing_type(const ms_tensor *t) { return t->dtype == MS_F64 ? MS_F64 : MS_F32; }
-static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
 
 // ---- forward --------------------------------------------------------------------------------------
 
@@ -221,47 +220,49 @@ static ms_status step_product(const pass *w, const char *what)
 }
 
 // Runs all passes. Each runs `first` on all blocks of columns and, with a projection, then `second`.
-static ms_status make_passes(pass *w, bool back, const char *what)
+static ms_status make_cpu_passes(pass *w, bool back, const char *what)
 {
     ms_range_fn first = back ? BOTH(w, backward_task) : BOTH(w, forward_task),
                 second = back ? BOTH(w, unproject_task) : BOTH(w, project_task);
-    int64_t blocks = blocks_of(&w->panels), more = w->project ? blocks_of(&w->projection) : 0;
+    int64_t blocks = panel_blocks_of(&w->panels), more = w->project ? panel_blocks_of(&w->projection) : 0;
     w->next = ms__first_step(&w->steps, back);
     for (;;) {
         int64_t rows = most(w->now.n, w->next.n);
         w->chunks = (rows + w->chunk - 1) / w->chunk;
         if (!w->packed && w->now.n) MS_TRY(step_product(w, what));
-        run_tasks(w, blocks * w->chunks, rows * w->gates * w->H * w->P, first);
-        if (more) run_tasks(w, more * w->chunks, rows * w->H * w->P, second);
+        run_step_tasks(w, blocks * w->chunks, rows * w->gates * w->H * w->P, first);
+        if (more) run_step_tasks(w, more * w->chunks, rows * w->H * w->P, second);
         if (!w->next.n) return MS_OK;
         w->now = w->next;
         w->next = ms__next_step(&w->steps, w->now, back);
     }
 }
 
-static ms_status forward(ms_call *c, ms_recurrent_kind kind)
+static ms_status recurrent_forward(ms_call *c, ms_recurrent_kind kind)
 {
-    ms_tensor *x = c->in[MS_RECURRENT_X], *y = c->out[MS_RECURRENT_Y], *project = input(c, MS_RECURRENT_PROJECT);
+    ms_tensor *x = c->in[MS_RECURRENT_X], *y = c->out[MS_RECURRENT_Y],
+              *project = ms__recurrent_in(c, MS_RECURRENT_PROJECT);
     pass w = { .kind = kind, .relu = c->n_i > 1 && c->i[1], .project = project, .dtype = computing_type(x) };
     held h = { .dtype = w.dtype };
     ms_block *block = NULL;
-    MS_TRY(ms__steps_of(c, x, input(c, MS_RECURRENT_SIZES), &w.steps));
+    MS_TRY(ms__steps_of(c, x, ms__recurrent_in(c, MS_RECURRENT_SIZES), &w.steps));
     w.gates = ms__gates_of(kind);
     w.P = c->in[MS_RECURRENT_W]->shape[1];
     w.H = x->shape[x->ndim - 1] / w.gates;
     if (y->numel == 0) return MS_OK;
 
-    ms_status st = take(&h, x, &w.x);
-    if (st == MS_OK) st = take(&h, c->in[MS_RECURRENT_W], &w.panels.from);
-    if (st == MS_OK) st = take(&h, input(c, MS_RECURRENT_B), &w.panels.bias);
-    if (st == MS_OK) st = take(&h, input(c, MS_RECURRENT_H0), &w.h0);
-    if (st == MS_OK) st = take(&h, input(c, MS_RECURRENT_C0), &w.c0);
-    if (st == MS_OK) st = take(&h, project, &w.projection.from);
+    ms_status st = take_operand(&h, x, &w.x);
+    if (st == MS_OK) st = take_operand(&h, c->in[MS_RECURRENT_W], &w.panels.from);
+    if (st == MS_OK) st = take_operand(&h, ms__recurrent_in(c, MS_RECURRENT_B), &w.panels.bias);
+    if (st == MS_OK) st = take_operand(&h, ms__recurrent_in(c, MS_RECURRENT_H0), &w.h0);
+    if (st == MS_OK) st = take_operand(&h, ms__recurrent_in(c, MS_RECURRENT_C0), &w.c0);
+    if (st == MS_OK) st = take_operand(&h, project, &w.projection.from);
     void **out[] = { &w.y, &w.hn, &w.cn, &w.hs, &w.cs, &w.q };
-    for (int k = 0; k < MS_COUNT(out) && st == MS_OK; k++) st = give(&h, ms__recurrent_out(kind, c->out, k), out[k]);
+    for (int k = 0; k < MS_COUNT(out) && st == MS_OK; k++)
+        st = give_result(&h, ms__recurrent_out(kind, c->out, k), out[k]);
     if (st != MS_OK) return release(&h, st);
 
-    divide(&w, w.H);
+    divide_columns(&w, w.H);
     w.panels.rs = w.projection.rs = 1;
     w.panels.cs = w.panels.depth = w.P;
     w.panels.columns = w.projection.cs = w.projection.depth = w.H;
@@ -274,9 +275,9 @@ static ms_status forward(ms_call *c, ms_recurrent_kind kind)
     if (st == MS_OK) {
         w.unprojected = more;
         w.product = more + n_unit * (w.dtype == MS_F64 ? 8 : 4);
-        if (w.packed) pack(&w, &w.panels);
-        if (project) pack(&w, &w.projection);
-        st = make_passes(&w, false, c->op->name);
+        if (w.packed) pack_panels(&w, &w.panels);
+        if (project) pack_panels(&w, &w.projection);
+        st = make_cpu_passes(&w, false, c->op->name);
     }
     if (block) ms__free(block);
     return release(&h, st);
@@ -285,7 +286,7 @@ static ms_status forward(ms_call *c, ms_recurrent_kind kind)
 // ---- backward -------------------------------------------------------------------------------------
 
 // dw [m, n] = d^T [m, rows of all steps] s [rows, n]. g: a product of these sizes.
-static ms_status weight_gradient(ms_gemm g, const void *d, const void *s, void *dw)
+static ms_status state_weight_gradient(ms_gemm g, const void *d, const void *s, void *dw)
 {
     g.a = d, g.a_rs = 1, g.a_cs = g.m;
     g.b = s, g.b_rs = g.n, g.b_cs = 1;
@@ -310,18 +311,20 @@ static ms_status all_gradients(pass *w, const char *what, void *dw, void *db, vo
     if (n_carried) w->g.carried = more + (n_dx + n_da) * size;
     w->g.dprojected = more + (n_dx + n_da + n_carried) * size;
     w->unprojected = n_unit ? more + (n_dx + n_da + n_carried + n_state) * size : NULL;
-    pack(w, &w->panels);
-    if (w->project) pack(w, &w->projection);
-    st = make_passes(w, true, what);
-    if (st == MS_OK && dw) st = weight_gradient(ms__gemm_of(what, w->dtype, features, w->P, rows), w->g.da, w->hs, dw);
+    pack_panels(w, &w->panels);
+    if (w->project) pack_panels(w, &w->projection);
+    st = make_cpu_passes(w, true, what);
+    if (st == MS_OK && dw)
+        st = state_weight_gradient(ms__gemm_of(what, w->dtype, features, w->P, rows), w->g.da, w->hs, dw);
     if (st == MS_OK && dproject)
-        st = weight_gradient(ms__gemm_of(what, w->dtype, w->P, w->H, rows), w->g.dprojected, w->unprojected, dproject);
+        st = state_weight_gradient(ms__gemm_of(what, w->dtype, w->P, w->H, rows), w->g.dprojected, w->unprojected,
+                                   dproject);
     if (st == MS_OK && db) ms__column_sum(w->dtype, db, w->g.da, rows, features, features);
     ms__free(block);
     return st;
 }
 
-static ms_status backward(ms_call *c, ms_recurrent_kind kind)
+static ms_status recurrent_backward(ms_call *c, ms_recurrent_kind kind)
 {
     ms_tensor *const *in = c->in, *hs = in[MS_RECURRENT_BACK_HS], *project = in[MS_RECURRENT_BACK_PROJECT];
     pass w = { .kind = kind, .relu = c->i[1], .project = project, .packed = true, .dtype = computing_type(hs) };
@@ -347,11 +350,11 @@ static ms_status backward(ms_call *c, ms_recurrent_kind kind)
                  { in[MS_RECURRENT_BACK_CS], &before_c }, { in[MS_RECURRENT_BACK_GATES], &q } };
     void **write[] = { &w.g.dx, &dw, &db, &w.g.dh0, &w.g.carried, &dproject };
     ms_status st = MS_OK;
-    for (int k = 0; k < MS_COUNT(read) && st == MS_OK; k++) st = take(&h, read[k].t, read[k].data);
-    for (int k = 0; k < MS_COUNT(write) && st == MS_OK; k++) st = give(&h, ms__grad_out(c, k), write[k]);
+    for (int k = 0; k < MS_COUNT(read) && st == MS_OK; k++) st = take_operand(&h, read[k].t, read[k].data);
+    for (int k = 0; k < MS_COUNT(write) && st == MS_OK; k++) st = give_result(&h, ms__grad_out(c, k), write[k]);
     if (st == MS_OK) {
         w.hs = (void *)before_h, w.cs = (void *)before_c, w.q = (void *)q;
-        divide(&w, w.P);
+        divide_columns(&w, w.P);
         w.panels.cs = w.projection.cs = w.panels.parts = w.projection.parts = 1;
         w.panels.rs = w.panels.columns = w.projection.depth = w.P;
         w.panels.depth = w.gates * w.H;
@@ -361,9 +364,9 @@ static ms_status backward(ms_call *c, ms_recurrent_kind kind)
     return release(&h, st);
 }
 
-ms_status ms__cpu_rnn(ms_call *c) { return forward(c, MS_RNN); }
-ms_status ms__cpu_lstm(ms_call *c) { return forward(c, MS_LSTM); }
-ms_status ms__cpu_gru(ms_call *c) { return forward(c, MS_GRU); }
-ms_status ms__cpu_rnn_backward(ms_call *c) { return backward(c, MS_RNN); }
-ms_status ms__cpu_lstm_backward(ms_call *c) { return backward(c, MS_LSTM); }
-ms_status ms__cpu_gru_backward(ms_call *c) { return backward(c, MS_GRU); }
+ms_status ms__cpu_rnn(ms_call *c) { return recurrent_forward(c, MS_RNN); }
+ms_status ms__cpu_lstm(ms_call *c) { return recurrent_forward(c, MS_LSTM); }
+ms_status ms__cpu_gru(ms_call *c) { return recurrent_forward(c, MS_GRU); }
+ms_status ms__cpu_rnn_backward(ms_call *c) { return recurrent_backward(c, MS_RNN); }
+ms_status ms__cpu_lstm_backward(ms_call *c) { return recurrent_backward(c, MS_LSTM); }
+ms_status ms__cpu_gru_backward(ms_call *c) { return recurrent_backward(c, MS_GRU); }

@@ -10,7 +10,7 @@
 static void R(pack_panel)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const panels *p = arg;
-    int64_t block = k / p->parts, part = k % p->parts, first = block * p->wide, n = columns_of(p, block);
+    int64_t block = k / p->parts, part = k % p->parts, first = block * p->wide, n = panel_columns_of(p, block);
     REAL *to = (REAL *)p->data + k * panel_numbers(p), *bias = to + p->depth * p->wide;
     const REAL *from = (const REAL *)p->from + (part * p->columns + first) * p->cs;
     (void)end, (void)unused;
@@ -56,7 +56,7 @@ static void R(multiply)(const panels *p, int64_t block, int64_t rows, const REAL
             b + p->depth * p->wide, false
         };
         R(fetch)(f, f->rows * k / pieces, f->rows * (k + 1) / pieces);
-        R(ms__block)(least(rows - first, 8), (columns_of(p, block) + 15) / 16 * 16, p->depth, &o, NULL);
+        R(ms__block)(least(rows - first, 8), (panel_columns_of(p, block) + 15) / 16 * 16, p->depth, &o, NULL);
     }
 }
 

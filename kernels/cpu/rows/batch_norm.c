@@ -65,7 +65,7 @@ static void by_channel(bn *p, void (*channel)(const bn *, int64_t))
     ms__parallel(p->c * p->n * p->s, p->n * p->s, channels_range, p);
 }
 
-static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
+static int64_t batch_blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
 
 // Combines the means and squared deviations of blocks of rows (Chan, Golub and LeVeque 1979).
 static void add_stats(const bn *p)
@@ -73,7 +73,7 @@ static void add_stats(const bn *p)
     double count = 0;
     memset(p->mean, 0, (size_t)p->c * sizeof *p->mean);
     memset(p->var, 0, (size_t)p->c * sizeof *p->var);
-    for (int64_t k = 0; k < blocks_of(p); k++) {
+    for (int64_t k = 0; k < batch_blocks_of(p); k++) {
         const double *part = p->parts + 2 * p->c * k;
         double n = (double)(p->n - k * p->rows < p->rows ? p->n - k * p->rows : p->rows), share = n / (count + n);
         for (int64_t c = 0; c < p->c; c++) {
@@ -115,7 +115,7 @@ static void by_rows_backward(bn *p)
     if (p->g) ms__parallel(all, block, BOTH(p, rows_sums), p);
     double *sums = p->parts;
     if (!p->g) memset(sums, 0, (size_t)(2 * p->c) * sizeof *sums);
-    for (int64_t j = 1; p->g && j < blocks_of(p); j++)
+    for (int64_t j = 1; p->g && j < batch_blocks_of(p); j++)
         for (int64_t c = 0; c < 2 * p->c; c++) sums[c] += p->parts[2 * p->c * j + c];
     for (int64_t c = 0; c < p->c; c++) {
         double k[3];
@@ -125,7 +125,7 @@ static void by_rows_backward(bn *p)
     if (p->y) ms__parallel(all, block, BOTH(p, rows_backward), p);
 }
 
-static void sizes(bn *p, const ms_tensor *x)
+static void batch_norm_sizes(bn *p, const ms_tensor *x)
 {
     p->n = x->shape[0];
     p->c = x->shape[1];
@@ -136,9 +136,9 @@ static void sizes(bn *p, const ms_tensor *x)
 }
 
 // Allocates the arrays with one number per channel, the coefficients and the results of blocks.
-static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const char *what)
+static ms_status room_for_channels(ms_block **room, bn *p, int by_channel_arrays, const char *what)
 {
-    int64_t parts = p->s == 1 ? 2 * p->c * blocks_of(p) : 0;
+    int64_t parts = p->s == 1 ? 2 * p->c * batch_blocks_of(p) : 0;
     MS_TRY(ms__alloc_scratch(room, (size_t)((by_channel_arrays + 4) * p->c + parts) * sizeof(double), what));
     double *at = (*room)->data;
     p->coefficients = at + by_channel_arrays * p->c;
@@ -147,7 +147,7 @@ static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const c
 }
 
 // Converts a tensor of one number per channel to doubles in `room`. *out is NULL for an absent tensor.
-static ms_status channels(double **out, double *room, ms_tensor *t)
+static ms_status read_channels(double **out, double *room, ms_tensor *t)
 {
     *out = NULL;
     if (!t) return MS_OK;
@@ -173,19 +173,19 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
     ms_tensor *x = NULL, *y = NULL;
     ms_block *room = NULL;
-    sizes(&p, c->in[0]);
+    batch_norm_sizes(&p, c->in[0]);
     if (c->out[0]->numel == 0) {  // an empty batch: statistics of 0
         for (int k = 1; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
     }
-    MS_TRY(room_for(&room, &p, 4, c->op->name));
+    MS_TRY(room_for_channels(&room, &p, 4, c->op->name));
     double *at = room->data;
     ms_status st = ms__as_dtype(&x, c->in[0], p.dtype);
     if (st == MS_OK) st = ms__work_on(&y, c->out[0], p.dtype, c->op->name);
-    if (st == MS_OK) st = channels(&p.w, at, c->n_in > 1 ? c->in[1] : NULL);
-    if (st == MS_OK) st = channels(&p.b, at + p.c, c->n_in > 2 ? c->in[2] : NULL);
-    if (st == MS_OK && !p.training) st = channels(&p.mean, at + 2 * p.c, c->in[3]);
-    if (st == MS_OK && !p.training) st = channels(&p.var, at + 3 * p.c, c->in[4]);
+    if (st == MS_OK) st = read_channels(&p.w, at, c->n_in > 1 ? c->in[1] : NULL);
+    if (st == MS_OK) st = read_channels(&p.b, at + p.c, c->n_in > 2 ? c->in[2] : NULL);
+    if (st == MS_OK && !p.training) st = read_channels(&p.mean, at + 2 * p.c, c->in[3]);
+    if (st == MS_OK && !p.training) st = read_channels(&p.var, at + 3 * p.c, c->in[4]);
     if (st == MS_OK) {
         if (p.training) p.mean = at + 2 * p.c, p.var = at + 3 * p.c;
         p.x = ms__data(x);
@@ -208,12 +208,12 @@ ms_status ms__cpu_batch_norm_stats(ms_call *c)
     bn p = { .training = true };
     ms_tensor *x = NULL;
     ms_block *room = NULL;
-    sizes(&p, c->in[0]);
+    batch_norm_sizes(&p, c->in[0]);
     if (c->in[0]->numel == 0) {
         MS_TRY(ms__zero(c->out[0]));
         return ms__zero(c->out[1]);
     }
-    MS_TRY(room_for(&room, &p, 2, c->op->name));
+    MS_TRY(room_for_channels(&room, &p, 2, c->op->name));
     ms_status st = ms__as_dtype(&x, c->in[0], p.dtype);
     if (st == MS_OK) {
         p.mean = room->data, p.var = p.mean + p.c;
@@ -235,21 +235,21 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
     ms_tensor *g = NULL, *x = NULL, *y = NULL, *dx = ms__grad_out(c, 0);
     ms_block *room = NULL;
-    sizes(&p, c->in[1]);
+    batch_norm_sizes(&p, c->in[1]);
     if (c->in[1]->numel == 0) {
         for (int k = 0; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
     }
-    MS_TRY(room_for(&room, &p, 9, c->op->name));
+    MS_TRY(room_for_channels(&room, &p, 9, c->op->name));
     double *at = room->data;
     ms_status st = ms__as_dtype(&x, c->in[1], p.dtype);
     if (st == MS_OK && c->in[0]) st = ms__as_dtype(&g, c->in[0], p.dtype);
     if (st == MS_OK) st = ms__work_on(&y, dx, p.dtype, c->op->name);
-    if (st == MS_OK) st = channels(&p.w, at, c->in[2]);
-    if (st == MS_OK) st = channels(&p.mean, at + p.c, c->in[3]);
-    if (st == MS_OK) st = channels(&p.var, at + 2 * p.c, c->in[4]);
-    if (st == MS_OK) st = channels(&p.gmean, at + 3 * p.c, c->in[5]);
-    if (st == MS_OK) st = channels(&p.gvar, at + 4 * p.c, c->in[6]);
+    if (st == MS_OK) st = read_channels(&p.w, at, c->in[2]);
+    if (st == MS_OK) st = read_channels(&p.mean, at + p.c, c->in[3]);
+    if (st == MS_OK) st = read_channels(&p.var, at + 2 * p.c, c->in[4]);
+    if (st == MS_OK) st = read_channels(&p.gmean, at + 3 * p.c, c->in[5]);
+    if (st == MS_OK) st = read_channels(&p.gvar, at + 4 * p.c, c->in[6]);
     if (st == MS_OK) {
         p.x = ms__data(x);
         p.g = g ? ms__data(g) : NULL;

@@ -61,7 +61,7 @@ typedef struct held {
     ms_block *wide, *room;
 } held;
 
-static void let_go(held *h)
+static void release_held(held *h)
 {
     if (h->room) ms__free(h->room);
     if (h->wide) ms__free(h->wide);
@@ -72,7 +72,7 @@ static void let_go(held *h)
 
 // Checks the ids, and sets the fields of *q that forward and backward share; *h owns what they point to. x: the logits
 // of all rows, or memory for a chunk's logits.
-static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
+static ms_status prepare_loss(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
 {
     int64_t rows = ids->numel;
     size_t size = x->dtype == MS_F64 ? 8 : 4;
@@ -134,13 +134,13 @@ ms_status ms__cpu_cross_entropy(ms_call *c)
     held h;
     cross q = { 0 };
     int64_t rows = c->in[1]->numel;
-    ms_status st = prepare(c, &h, &q, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL);
+    ms_status st = prepare_loss(c, &h, &q, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL);
     if (st == MS_OK) {
         q.lse = ms__data(c->out[1]);
         if (rows) ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, BOTH(q, cross_rows), &q);
         put_losses(c, &q, rows, c->i[0] == MEAN ? total_weight(&q, rows) : 1);
     }
-    let_go(&h);
+    release_held(&h);
     return st;
 }
 
@@ -150,7 +150,7 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
     cross q = { 0 };
     ms_tensor *g = NULL, *g_lse = NULL;
     int64_t rows = c->in[2]->numel;
-    ms_status st = prepare(c, &h, &q, c->in[1], c->in[2], c->in[3]);
+    ms_status st = prepare_loss(c, &h, &q, c->in[1], c->in[2], c->in[3]);
     if (st == MS_OK) st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK && c->n_in > 5 && c->in[5]) st = ms__contiguous(&g_lse, c->in[5]);
     if (st == MS_OK && rows) {
@@ -164,7 +164,7 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
     }
     ms__release(g_lse);
     ms__release(g);
-    let_go(&h);
+    release_held(&h);
     return st;
 }
 
@@ -214,7 +214,7 @@ typedef struct chunked {
 } chunked;
 
 // Computes rows [first, first + rows): logits, losses and, if asked for, gradients.
-static ms_status chunk(ms_call *c, chunked *k, int64_t first, int64_t rows)
+static ms_status loss_chunk(ms_call *c, chunked *k, int64_t first, int64_t rows)
 {
     const char *what = c->op->name;
     ms_tensor *x = k->x, *w = k->w;
@@ -268,7 +268,7 @@ static ms_status chunks(ms_call *c, ms_tensor *const *in, int n_in, ms_tensor *g
     int dtype = in[0]->dtype;
     ms_status st = ms__tensor_new(&k.logits, dtype, MS_CPU, 2, (int64_t[]) { most, n }, c->op->name);
     if (st == MS_OK && (grad[0] || grad[1] || grad[2])) st = ms__tensor_like(&k.gradient, k.logits, c->op->name);
-    if (st == MS_OK) st = prepare(c, &k.h, &k.q, k.logits, in[2], n_in > 4 ? in[4] : NULL);
+    if (st == MS_OK) st = prepare_loss(c, &k.h, &k.q, k.logits, in[2], n_in > 4 ? in[4] : NULL);
     if (st == MS_OK) st = ms__tensor_new(&k.lse, dtype == MS_F64 ? MS_F64 : MS_F32, MS_CPU, 1, &most, c->op->name);
     if (st == MS_OK) st = ms__contiguous(&k.x, in[0]);
     if (st == MS_OK && n_in > 3 && in[3]) st = ms__contiguous(&k.bias, in[3]);
@@ -283,7 +283,7 @@ static ms_status chunks(ms_call *c, ms_tensor *const *in, int n_in, ms_tensor *g
         if (k.g) k.q.g = ms__data(k.g), k.q.g_dtype = k.g->dtype;
         k.q.scale = k.q.g_rows ? 1 : (k.g ? one(k.g->dtype, k.q.g, 0) : 1) / divisor;
         for (int64_t first = 0; first < rows && st == MS_OK; first += most)
-            st = chunk(c, &k, first, rows - first < most ? rows - first : most);
+            st = loss_chunk(c, &k, first, rows - first < most ? rows - first : most);
         if (st == MS_OK && !g) put_losses(c, &k.q, rows, divisor);
     }
     for (int i = 1; i < 3 && st == MS_OK && rows == 0; i++)
@@ -294,7 +294,7 @@ static ms_status chunks(ms_call *c, ms_tensor *const *in, int n_in, ms_tensor *g
     ms__release(k.bias);
     ms__release(k.x);
     ms__release(k.lse);
-    let_go(&k.h);
+    release_held(&k.h);
     ms__release(k.gradient);
     ms__release(k.logits);
     return st;

@@ -39,7 +39,7 @@ enum { SMALL_ROOM = 16 << 10 };
 
 // Allocates scratch memory: `each` bytes per thread, then `shared` bytes. Uses the caller's array `small` for up to
 // SMALL_ROOM bytes.
-static ms_status room_for(ms_block **b, char **room, void *small, size_t each, size_t shared, const char *what)
+static ms_status room_for_rows(ms_block **b, char **room, void *small, size_t each, size_t shared, const char *what)
 {
     size_t bytes = each * (size_t)ms_num_threads() + shared;
     *b = NULL;
@@ -63,7 +63,7 @@ static ms_status run_soft(ms_call *c, bool log, bool backward)
     if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
     w.r = ms__rows_along(out, d);
     w.room_bytes = (size_t)(3 * (w.r.stride < STRIP_FROM ? w.r.n : STRIP)) * (w.dtype == MS_F64 ? 8 : 4);
-    if (st == MS_OK) st = room_for(&block, &w.room, small, w.room_bytes, 0, c->op->name);
+    if (st == MS_OK) st = room_for_rows(&block, &w.room, small, w.room_bytes, 0, c->op->name);
     if (st == MS_OK && w.r.rows) {
         w.x = ms__data(x);
         w.g = g ? ms__data(g) : NULL;
@@ -92,7 +92,7 @@ ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, tr
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
 // residual: the index of the residual among the inputs; 0 if there is none.
-static ms_status run_norm(ms_call *c, bool rms, int residual)
+static ms_status normalise_rows(ms_call *c, bool rms, int residual)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
     ms_tensor *in[4] = { NULL }, *out = c->out[0], *stats = c->out[residual + 1];
@@ -103,7 +103,7 @@ static ms_status run_norm(ms_call *c, bool rms, int residual)
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
     p.room_bytes = (size_t)((residual ? 5 : 3) * p.n) * (p.dtype == MS_F64 ? 8 : 4);
-    if (st == MS_OK) st = room_for(&block, &p.room, small, p.room_bytes, 0, c->op->name);
+    if (st == MS_OK) st = room_for_rows(&block, &p.room, small, p.room_bytes, 0, c->op->name);
     if (st == MS_OK && out->numel) {
         const ms_tensor *w = in[residual + 1], *b = in[residual + 2];
         p.x = ms__data(in[0]);
@@ -119,14 +119,14 @@ static ms_status run_norm(ms_call *c, bool rms, int residual)
     return st;
 }
 
-ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false, 0); }
-ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true, 0); }
-ms_status ms__cpu_add_layer_norm(ms_call *c) { return run_norm(c, false, 1); }
-ms_status ms__cpu_add_rms_norm(ms_call *c) { return run_norm(c, true, 1); }
+ms_status ms__cpu_layer_norm(ms_call *c) { return normalise_rows(c, false, 0); }
+ms_status ms__cpu_rms_norm(ms_call *c) { return normalise_rows(c, true, 0); }
+ms_status ms__cpu_add_layer_norm(ms_call *c) { return normalise_rows(c, false, 1); }
+ms_status ms__cpu_add_rms_norm(ms_call *c) { return normalise_rows(c, true, 1); }
 
 // Adds the partial sums of all blocks in order and stores them in out. at: where they begin in a block's sums, 0 (dw)
 // or n (db).
-static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
+static void add_norm_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
 {
     if (!out) return;
     double *wide = (double *)p->sums;
@@ -144,7 +144,7 @@ static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
 }
 
 // Inputs: gradient, x, w (optional), stats. Outputs: those of dx, dw, db that the mask (rows/grad.h) selects.
-static ms_status run_norm_backward(ms_call *c, bool rms)
+static ms_status normalise_backward(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
     ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
@@ -169,7 +169,7 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
         goto out;
     }
     bool sums = dw || db;
-    st = room_for(&block, &p.room, small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0, c->op->name);
+    st = room_for_rows(&block, &p.room, small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0, c->op->name);
     if (st != MS_OK) goto out;
     if (sums) p.sums = p.room + p.room_bytes * (size_t)ms_num_threads();
     p.x = ms__data(x);
@@ -178,8 +178,8 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
     p.stats = ms__data(c->in[3]);
     p.out = dx ? ms__data(dx) : NULL;
     ms__parallel(x->numel, step, BOTH(p, norm_backward), &p);
-    add_parts(&p, blocks, 0, dw);
-    add_parts(&p, blocks, p.n, db);
+    add_norm_parts(&p, blocks, 0, dw);
+    add_norm_parts(&p, blocks, p.n, db);
 out:
     if (block) ms__free(block);
     ms__release(w);
@@ -188,5 +188,5 @@ out:
     return st;
 }
 
-ms_status ms__cpu_layer_norm_backward(ms_call *c) { return run_norm_backward(c, false); }
-ms_status ms__cpu_rms_norm_backward(ms_call *c) { return run_norm_backward(c, true); }
+ms_status ms__cpu_layer_norm_backward(ms_call *c) { return normalise_backward(c, false); }
+ms_status ms__cpu_rms_norm_backward(ms_call *c) { return normalise_backward(c, true); }

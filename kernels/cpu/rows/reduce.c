@@ -196,7 +196,7 @@ void ms__fold_plan(ms_fold_plan *p, const char *what, const ms_tensor *x, unsign
     if (p->segments < 1) p->segments = 1;
 }
 
-static int64_t offset_of(int64_t index, int n, const int64_t *shape, const int64_t *stride)
+static int64_t strided_offset(int64_t index, int n, const int64_t *shape, const int64_t *stride)
 {
     int64_t at = 0;
     for (int d = n - 1; d >= 0; d--) {
@@ -229,7 +229,7 @@ static void fold_row(const fold_job *j, const char *base, int64_t from, int64_t 
     double buffer[BLOCK];
     while (from < to) {
         int64_t at = from % run, n = run - at < to - from ? run - at : to - from;
-        const char *x = base + at * stride + (inner > 0 ? offset_of(from / run, inner, p->rshape, p->rstride) : 0);
+        const char *x = base + at * stride + (inner > 0 ? strided_offset(from / run, inner, p->rshape, p->rstride) : 0);
         if (run >= 512 || inner <= 0) {
             if (n > BLOCK) n = BLOCK;
             if (direct) f->put(wide, n, x, parameter);
@@ -247,7 +247,7 @@ static void fold_row(const fold_job *j, const char *base, int64_t from, int64_t 
             have += n;
             from += n;
             n = run < to - from ? run : to - from;
-            x = base + offset_of(from / run, inner, p->rshape, p->rstride);
+            x = base + strided_offset(from / run, inner, p->rshape, p->rstride);
         }
         f->put(wide, have, buffer, parameter);
     }
@@ -265,7 +265,7 @@ static void rows_range(void *arg, int64_t first, int64_t last, int64_t task)
     char *wide = j->wide + s * p->outputs * 8;
     j->f->start(m1 - m0, NULL, wide + m0 * 8);
     for (int64_t m = m0; m < m1; m++)
-        fold_row(j, p->data + offset_of(m, p->nk, p->kshape, p->kstride), from, to, wide + m * 8,
+        fold_row(j, p->data + strided_offset(m, p->nk, p->kshape, p->kstride), from, to, wide + m * 8,
                  j->parameter ? j->parameter[m * j->step] : 0);
 }
 
@@ -280,7 +280,7 @@ static void columns_range(void *arg, int64_t first, int64_t last, int64_t task)
     int64_t c0 = tile * TILE, n = cols - c0 < TILE ? cols - c0 : TILE, m0 = o * cols + c0;
     int64_t from = s * p->segment, to = from + p->segment < p->length ? from + p->segment : p->length;
     int64_t stride = p->kstride[p->nk - 1];
-    const char *base = p->data + offset_of(o, p->nk - 1, p->kshape, p->kstride) + c0 * stride;
+    const char *base = p->data + strided_offset(o, p->nk - 1, p->kshape, p->kstride) + c0 * stride;
     bool direct = p->dtype == ms__class_dtype(p->cls) && (stride == ms__class_size(p->cls) || n == 1);
     char *wide = j->wide + (s * p->outputs + m0) * 8;
     double narrow[TILE], buffer[TILE], same[TILE];
@@ -397,12 +397,12 @@ static void find_rows(void *arg, int64_t begin, int64_t end, int64_t task)
     double buffer[TILE];
     int64_t m1 = (task + 1) * j->group < p->outputs ? (task + 1) * j->group : p->outputs;
     for (int64_t m = task * j->group; m < m1; m++) {
-        const char *base = p->data + offset_of(m, p->nk, p->kshape, p->kstride);
+        const char *base = p->data + strided_offset(m, p->nk, p->kshape, p->kstride);
         int64_t found = -1;
         for (int64_t at = 0; at < p->length && found < 0;) {
             int64_t in_run = at % run, n = run - in_run < TILE ? run - in_run : TILE;
             const char *x =
-                base + in_run * stride + (inner > 0 ? offset_of(at / run, inner, p->rshape, p->rstride) : 0);
+                base + in_run * stride + (inner > 0 ? strided_offset(at / run, inner, p->rshape, p->rstride) : 0);
             if (!direct) ms__load(p->cls, p->dtype, n, buffer, x, stride);
             found = first[p->cls](n, direct ? (const void *)x : buffer, j->wide + m * 8);
             if (found >= 0) found += at;
@@ -422,12 +422,12 @@ static void find_columns(void *arg, int64_t begin, int64_t end, int64_t task)
     const ms_fold_plan *p = j->p;
     int64_t cols = p->kshape[p->nk - 1], tiles = (cols + TILE - 1) / TILE, o = task / tiles, c0 = task % tiles * TILE;
     int64_t n = cols - c0 < TILE ? cols - c0 : TILE, m0 = o * cols + c0, stride = p->kstride[p->nk - 1];
-    const char *base = p->data + offset_of(o, p->nk - 1, p->kshape, p->kstride) + c0 * stride;
+    const char *base = p->data + strided_offset(o, p->nk - 1, p->kshape, p->kstride) + c0 * stride;
     bool direct = p->dtype == ms__class_dtype(p->cls) && (stride == ms__class_size(p->cls) || n == 1);
     double buffer[TILE];
     for (int64_t k = 0; k < n; k++) j->index[m0 + k] = -1;
     for (int64_t r = 0; r < p->length; r++) {
-        const char *x = base + offset_of(r, p->nr, p->rshape, p->rstride);
+        const char *x = base + strided_offset(r, p->nr, p->rshape, p->rstride);
         if (!direct) ms__load(p->cls, p->dtype, n, buffer, x, stride);
         mark[p->cls](n, j->index + m0, r, direct ? (const void *)x : buffer, j->wide + m0 * 8);
     }

@@ -25,23 +25,23 @@ static void results_free(results *r)
     if (r->at != r->few) free(r->at);
 }
 
-static void put(const ms_fold_plan *p, ms_tensor *out, const void *wide)
+static void store_result(const ms_fold_plan *p, ms_tensor *out, const void *wide)
 {
     ms__store(p->cls == MS_C_I64 ? MS_C_I64 : MS_C_F64, out->dtype, out->numel, ms__data(out),
               ms__dtype_size(out->dtype), wide);
 }
-static void plan(ms_fold_plan *p, const ms_call *c, int first_dim)
+static void plan_fold(ms_fold_plan *p, const ms_call *c, int first_dim)
 {
     ms__fold_plan(p, c->op->name, c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
 }
 
 typedef enum { AS_IS, MEAN, ALL, ANY } finish;
 
-static ms_status simple(ms_call *c, int first_dim, ms_fold_kind kind, finish how)
+static ms_status fold_simple(ms_call *c, int first_dim, ms_fold_kind kind, finish how)
 {
     ms_fold_plan p;
     results r;
-    plan(&p, c, first_dim);
+    plan_fold(&p, c, first_dim);
     MS_TRY(results_new(&r, &p, 1));
     ms_status st = ms__fold(&p, kind, NULL, 0, r.at);
     if (st == MS_OK) {
@@ -54,27 +54,27 @@ static ms_status simple(ms_call *c, int first_dim, ms_fold_kind kind, finish how
             if (whole) i[k] = (int64_t)v;
             else w[k] = v;
         }
-        put(&p, c->out[0], w);
+        store_result(&p, c->out[0], w);
     }
     results_free(&r);
     return st;
 }
-ms_status ms__cpu_sum(ms_call *c) { return simple(c, 1, MS_FOLD_SUM, AS_IS); }
-ms_status ms__cpu_mean(ms_call *c) { return simple(c, 1, MS_FOLD_SUM, MEAN); }
-ms_status ms__cpu_prod(ms_call *c) { return simple(c, 1, MS_FOLD_PROD, AS_IS); }
-ms_status ms__cpu_all(ms_call *c) { return simple(c, 1, MS_FOLD_COUNT, ALL); }
-ms_status ms__cpu_any(ms_call *c) { return simple(c, 1, MS_FOLD_COUNT, ANY); }
-ms_status ms__cpu_max_all(ms_call *c) { return simple(c, 0, MS_FOLD_MAX, AS_IS); }
-ms_status ms__cpu_min_all(ms_call *c) { return simple(c, 0, MS_FOLD_MIN, AS_IS); }
-ms_status ms__cpu_amax(ms_call *c) { return simple(c, 1, MS_FOLD_MAX, AS_IS); }
-ms_status ms__cpu_amin(ms_call *c) { return simple(c, 1, MS_FOLD_MIN, AS_IS); }
+ms_status ms__cpu_sum(ms_call *c) { return fold_simple(c, 1, MS_FOLD_SUM, AS_IS); }
+ms_status ms__cpu_mean(ms_call *c) { return fold_simple(c, 1, MS_FOLD_SUM, MEAN); }
+ms_status ms__cpu_prod(ms_call *c) { return fold_simple(c, 1, MS_FOLD_PROD, AS_IS); }
+ms_status ms__cpu_all(ms_call *c) { return fold_simple(c, 1, MS_FOLD_COUNT, ALL); }
+ms_status ms__cpu_any(ms_call *c) { return fold_simple(c, 1, MS_FOLD_COUNT, ANY); }
+ms_status ms__cpu_max_all(ms_call *c) { return fold_simple(c, 0, MS_FOLD_MAX, AS_IS); }
+ms_status ms__cpu_min_all(ms_call *c) { return fold_simple(c, 0, MS_FOLD_MIN, AS_IS); }
+ms_status ms__cpu_amax(ms_call *c) { return fold_simple(c, 1, MS_FOLD_MAX, AS_IS); }
+ms_status ms__cpu_amin(ms_call *c) { return fold_simple(c, 1, MS_FOLD_MIN, AS_IS); }
 
 // Two passes: the mean, then the squared deviations from it. Number: correction. Integers: keepdim, dims.
-static ms_status variance(ms_call *c, bool root)
+static ms_status fold_variance(ms_call *c, bool root)
 {
     ms_fold_plan p;
     results r;
-    plan(&p, c, 1);
+    plan_fold(&p, c, 1);
     MS_TRY(results_new(&r, &p, 2));
     double *m = r.at, *s = m + p.outputs, n = (double)p.length, divisor = n - (c->n_f > 0 ? c->f[0] : 1);
     ms_status st = ms__fold(&p, MS_FOLD_SUM, NULL, 0, m);
@@ -85,13 +85,13 @@ static ms_status variance(ms_call *c, bool root)
             s[k] = s[k] / (divisor > 0 ? divisor : 0);  // 0 / 0 = NaN, as in PyTorch
             if (root) s[k] = sqrt(s[k]);
         }
-        put(&p, c->out[0], s);
+        store_result(&p, c->out[0], s);
     }
     results_free(&r);
     return st;
 }
-ms_status ms__cpu_var(ms_call *c) { return variance(c, false); }
-ms_status ms__cpu_std(ms_call *c) { return variance(c, true); }
+ms_status ms__cpu_var(ms_call *c) { return fold_variance(c, false); }
+ms_status ms__cpu_std(ms_call *c) { return fold_variance(c, true); }
 
 // Number: p. Integers: keepdim, dims.
 ms_status ms__cpu_norm(ms_call *c)
@@ -105,14 +105,14 @@ ms_status ms__cpu_norm(ms_call *c)
                                                  : MS_FOLD_POWER_SUM;
     ms_fold_plan p;
     results r;
-    plan(&p, c, 1);
+    plan_fold(&p, c, 1);
     MS_TRY(results_new(&r, &p, 1));
     ms_status st = ms__fold(&p, kind, kind == MS_FOLD_POWER_SUM ? &e : NULL, 0, r.at);
     if (st == MS_OK) {
         double *w = r.at;
         for (int64_t k = 0; k < p.outputs; k++)
             w[k] = kind == MS_FOLD_SQUARE_SUM ? sqrt(w[k]) : kind == MS_FOLD_POWER_SUM ? pow(w[k], 1 / e) : w[k];
-        put(&p, c->out[0], w);
+        store_result(&p, c->out[0], w);
     }
     results_free(&r);
     return st;
@@ -132,14 +132,14 @@ ms_status ms__cpu_logsumexp(ms_call *c)
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_EXP_SUM, m, 1, s);
     if (st == MS_OK) {
         for (int64_t k = 0; k < p.outputs; k++) s[k] = m[k] + log(s[k]);
-        put(&p, c->out[0], s);
+        store_result(&p, c->out[0], s);
     }
     results_free(&r);
     return st;
 }
 
 // Stores the extremes in out[value], unless value is -1, and their positions in out[position].
-static ms_status extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value, int position)
+static ms_status fold_extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value, int position)
 {
     ms_fold_plan p;
     results r;
@@ -147,17 +147,20 @@ static ms_status extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value
     MS_TRY(results_new(&r, &p, 1));
     ms_status st = ms__fold(&p, kind, NULL, 0, r.at);
     if (st == MS_OK) {
-        if (value >= 0) put(&p, c->out[value], r.at);
+        if (value >= 0) store_result(&p, c->out[value], r.at);
         ms__fold_find(&p, r.at, ms__data(c->out[position]));
     }
     results_free(&r);
     return st;
 }
-static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
-ms_status ms__cpu_max(ms_call *c) { return extreme(c, MS_FOLD_MAX, one_dim(c), 0, 1); }
-ms_status ms__cpu_min(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), 0, 1); }
-ms_status ms__cpu_argmax(ms_call *c) { return extreme(c, MS_FOLD_MAX, one_dim(c), -1, 0); }
-ms_status ms__cpu_argmin(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), -1, 0); }
+static unsigned reduced_dim(const ms_call *c)
+{
+    return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i);
+}
+ms_status ms__cpu_max(ms_call *c) { return fold_extreme(c, MS_FOLD_MAX, reduced_dim(c), 0, 1); }
+ms_status ms__cpu_min(ms_call *c) { return fold_extreme(c, MS_FOLD_MIN, reduced_dim(c), 0, 1); }
+ms_status ms__cpu_argmax(ms_call *c) { return fold_extreme(c, MS_FOLD_MAX, reduced_dim(c), -1, 0); }
+ms_status ms__cpu_argmin(ms_call *c) { return fold_extreme(c, MS_FOLD_MIN, reduced_dim(c), -1, 0); }
 
 // Inputs: g (expanded to x's shape), x. Integers: keepdim, dims. The gradient of an element is g times the product of
 // the other elements: the product / x where no element is 0. If one element is 0, only its gradient is not 0; if more
@@ -256,7 +259,7 @@ static void scan_lines(const scan_job *j, const char *x, char *o, int64_t n)
     }
 }
 
-static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
+static void extreme_range(void *arg, int64_t begin, int64_t end, int64_t task)
 {
     (void)begin;
     (void)end;
@@ -319,6 +322,6 @@ ms_status ms__cpu_cumsum(ms_call *c)
     if (length < 16384) j.group = (16384 + length - 1) / length;
     if (d < x->ndim - 1 && j.group < 128) j.group = 128;  // lines that are scanned together
     int64_t weight = j.group * length;
-    ms__parallel((lines + j.group - 1) / j.group * weight, weight, scan_range, &j);
+    ms__parallel((lines + j.group - 1) / j.group * weight, weight, extreme_range, &j);
     return MS_OK;
 }

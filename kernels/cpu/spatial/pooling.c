@@ -45,7 +45,7 @@ enum { NOWHERE = INT32_MAX };  // the position of the maximum of no elements
 #include "cpu/spatial/pooling_body.h"
 
 // Runs fn over `tasks` tasks in parallel. cost: of each, in elements.
-static void run_tasks(pool_job *j, int64_t tasks, int64_t cost, ms_range_fn fn)
+static void run_pool_tasks(pool_job *j, int64_t tasks, int64_t cost, ms_range_fn fn)
 {
     j->cost = cost > 0 ? cost : 1;
     ms__parallel(tasks * j->cost, (j->cost < 16384 ? 16384 / j->cost : 1) * j->cost, fn, j);
@@ -58,7 +58,7 @@ static int64_t window_size(const ms_pooling *p)
     return size;
 }
 
-static ms_status forward(ms_call *c, bool largest)
+static ms_status pool_forward(ms_call *c, bool largest)
 {
     ms_tensor *x = NULL, *y = NULL, *o = c->out[0];
     ms_block *room = NULL;
@@ -83,16 +83,16 @@ static ms_status forward(ms_call *c, bool largest)
     if (!st) {
         j.x = ms__data(x), j.y = ms__data(y), j.room = room->data;
         j.at = largest ? ms__data(c->out[1]) : NULL;
-        run_tasks(&j, o->numel / row, row * window_size(&j.p), dtype == MS_F64 ? rows_f64 : rows_f32);
+        run_pool_tasks(&j, o->numel / row, row * window_size(&j.p), dtype == MS_F64 ? rows_f64 : rows_f32);
     }
     if (room) ms__free(room);
     ms__release(x);
     return ms__put_back(o, y, st);
 }
-ms_status ms__cpu_max_pool(ms_call *c) { return forward(c, true); }
-ms_status ms__cpu_avg_pool(ms_call *c) { return forward(c, false); }
+ms_status ms__cpu_max_pool(ms_call *c) { return pool_forward(c, true); }
+ms_status ms__cpu_avg_pool(ms_call *c) { return pool_forward(c, false); }
 
-static ms_status backward(ms_call *c, bool largest)
+static ms_status pool_backward(ms_call *c, bool largest)
 {
     ms_tensor *g = NULL, *at = NULL, *dx = NULL, *o = c->out[0];
     ms_block *room = NULL;
@@ -107,13 +107,13 @@ static ms_status backward(ms_call *c, bool largest)
     if (!st && !largest) st = ms__alloc_scratch(&room, (size_t)(j.room_bytes * ms_num_threads() + 1), c->op->name);
     if (!st) {
         j.x = ms__data(g), j.y = ms__data(dx), j.at = at ? ms__data(at) : NULL, j.room = room ? room->data : NULL;
-        run_tasks(&j, j.p.planes, j.p.in + j.p.out * (largest ? 1 : window_size(&j.p)),
-                  dtype == MS_F64 ? planes_f64 : planes_f32);
+        run_pool_tasks(&j, j.p.planes, j.p.in + j.p.out * (largest ? 1 : window_size(&j.p)),
+                       dtype == MS_F64 ? planes_f64 : planes_f32);
     }
     if (room) ms__free(room);
     ms__release(at);
     ms__release(g);
     return ms__put_back(o, dx, st);
 }
-ms_status ms__cpu_max_pool_backward(ms_call *c) { return backward(c, true); }
-ms_status ms__cpu_avg_pool_backward(ms_call *c) { return backward(c, false); }
+ms_status ms__cpu_max_pool_backward(ms_call *c) { return pool_backward(c, true); }
+ms_status ms__cpu_avg_pool_backward(ms_call *c) { return pool_backward(c, false); }

@@ -21,7 +21,7 @@ static int64_t pass_numel(const ms_resample_pass *p, int64_t rows) { return p->o
 #define R(x) x##_f64
 #include "cpu/spatial/resample_body.h"
 
-static ms_status resample(ms_call *c, bool back)
+static ms_status resample_passes(ms_call *c, bool back)
 {
     ms_tensor *x = NULL, *y = NULL, *o = c->out[0];
     ms_resample_pass pass[3];
@@ -38,5 +38,5 @@ static ms_status resample(ms_call *c, bool back)
     ms__release(x);
     return ms__put_back(o, y, st);
 }
-ms_status ms__cpu_resample(ms_call *c) { return resample(c, false); }
-ms_status ms__cpu_resample_backward(ms_call *c) { return resample(c, true); }
+ms_status ms__cpu_resample(ms_call *c) { return resample_passes(c, false); }
+ms_status ms__cpu_resample_backward(ms_call *c) { return resample_passes(c, true); }

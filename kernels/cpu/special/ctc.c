@@ -39,7 +39,7 @@ static ms_status check_values(const ms_call *c, const ms_ctc_call *j)
     return MS_OK;
 }
 
-static void put(const ms_ctc *s, void *to, int64_t at, double value)
+static void put_log(const ms_ctc *s, void *to, int64_t at, double value)
 {
     if (s->wide) ((double *)to)[at] = value;
     else ((float *)to)[at] = (float)value;
@@ -57,7 +57,7 @@ static void loss_task(void *arg, int64_t begin, int64_t end, int64_t n)
         before = row;
     }
     double loss = ms_ctc_loss(&s, before);
-    put(&s, j->loss, n, j->zero_infinity && loss == INFINITY ? 0 : loss);
+    put_log(&s, j->loss, n, j->zero_infinity && loss == INFINITY ? 0 : loss);
 }
 
 ms_status ms__cpu_ctc_loss(ms_call *c)
@@ -87,7 +87,7 @@ static void gradient_task(void *arg, int64_t begin, int64_t end, int64_t n)
         for (int64_t k = 0; k < labels; k++) beta[k] = ms_ctc_beta(&s, t, k, after);
         for (int64_t k = 0; k < labels; k++)
             if (ms_ctc_gradient(&s, t, k, &(ms_ctc_row) { alpha + t * j->wide, beta, loss }, &grad))
-                put(&s, j->grad, (t * j->batch + n) * s.classes + ms_ctc_class(&s, k), g * grad);
+                put_log(&s, j->grad, (t * j->batch + n) * s.classes + ms_ctc_class(&s, k), g * grad);
         after = beta;
     }
 }

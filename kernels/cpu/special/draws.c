@@ -20,7 +20,7 @@ typedef struct {
     uint32_t w[4][CHUNK];
 } words;
 
-static MS_KERNEL void draw_words(words *o, int64_t n, const draw_job *j, uint64_t first)
+static MS_KERNEL void draw_job_words(words *o, int64_t n, const draw_job *j, uint64_t first)
 {
     uint64_t seed = j->seed, offset = j->offset;
 #pragma omp simd
@@ -48,7 +48,7 @@ static void gamma_chunk(const draw_job *j, int64_t n, const double *a, uint64_t 
     words w;
     double quick[CHUNK];
     bool small = false, usable = true;
-    draw_words(&w, n, j, first);
+    draw_job_words(&w, n, j, first);
     gamma_tries(n, a, &w, out, quick);
     for (int64_t k = 0; k < n; k++) {
         small |= a[k] < 1;
@@ -56,7 +56,7 @@ static void gamma_chunk(const draw_job *j, int64_t n, const double *a, uint64_t 
         if (quick[k] == 0) out[k] = ms_gamma_number(ms_gamma_d(a[k]), j->seed, j->offset, first + (uint64_t)k, 0);
     }
     if (!j->logarithm && !small && usable) return;
-    if (small) draw_words(&w, n, j, ms_gamma_boost_block(first));
+    if (small) draw_job_words(&w, n, j, ms_gamma_boost_block(first));
     gamma_results(n, a, &w, out, j->logarithm);
 }
 
@@ -71,7 +71,7 @@ static void poisson_chunk(const draw_job *j, int64_t n, const double *rate, uint
     bool any = false;
     double before = -1, none = 0;  // the last low rate, and the probability that it draws 0
     for (int64_t k = 0; k < n; k++) any |= ms_poisson_is_high(rate[k]);
-    draw_words(&w, n, j, first);
+    draw_job_words(&w, n, j, first);
     if (any) poisson_tries(n, rate, &w, out);
     for (int64_t k = 0; k < n; k++) {
         if (ms_poisson_is_low(rate[k])) {
@@ -102,7 +102,7 @@ static void draw_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-static ms_status draw(ms_call *c, draw_job j)
+static ms_status draw_samples(ms_call *c, draw_job j)
 {
     ms_tensor *parameter;
     if (c->out[0]->numel == 0) return MS_OK;
@@ -116,9 +116,9 @@ static ms_status draw(ms_call *c, draw_job j)
 }
 ms_status ms__cpu_gamma_draw(ms_call *c)
 {
-    return draw(c, (draw_job) { .chunk = gamma_chunk, .logarithm = c->i[1] != 0 });
+    return draw_samples(c, (draw_job) { .chunk = gamma_chunk, .logarithm = c->i[1] != 0 });
 }
-ms_status ms__cpu_poisson_draw(ms_call *c) { return draw(c, (draw_job) { .chunk = poisson_chunk }); }
+ms_status ms__cpu_poisson_draw(ms_call *c) { return draw_samples(c, (draw_job) { .chunk = poisson_chunk }); }
 
 // ---- the gradient of gamma numbers --------------------------------------------------------------------------
 

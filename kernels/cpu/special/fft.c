@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     int64_t at, step, part;
 } place;
-static place line_of(const ms_tensor *t, int d, bool pairs, int64_t number)
+static place fft_line_of(const ms_tensor *t, int d, bool pairs, int64_t number)
 {
     int last = t->ndim - 1 - pairs;
     place p = { 0, t->stride[d], pairs ? t->stride[t->ndim - 1] : 0 };
@@ -52,7 +52,7 @@ static place line_of(const ms_tensor *t, int d, bool pairs, int64_t number)
 #include "formulas/fft.h"
 #include "cpu/special/fft_body.h"
 
-static ms_status run(const ms_call *c, fft_call f)
+static ms_status run_transform(const ms_call *c, fft_call f)
 {
     f.x = c->in[0], f.o = c->out[0];
     if (f.o->numel == 0) return MS_OK;
@@ -63,24 +63,25 @@ static ms_status run(const ms_call *c, fft_call f)
 ms_status ms__cpu_fft_complex(ms_call *c)
 {
     int d = (int)c->i[0];
-    return run(c,
-               (fft_call) { .d = d, .what = COMPLEX, .inverse = c->i[1], .scale = c->f[0], .n = c->in[0]->shape[d] });
+    return run_transform(c,
+                         (fft_call) {
+                             .d = d, .what = COMPLEX, .inverse = c->i[1], .scale = c->f[0], .n = c->in[0]->shape[d] });
 }
 ms_status ms__cpu_fft_real(ms_call *c)
 {
     int d = (int)c->i[0];
-    return run(c, (fft_call) { .d = d,
-                               .what = REAL_TO_HALF,
-                               .weighted = c->n_i > 1 && c->i[1],
-                               .scale = c->f[0],
-                               .n = c->in[0]->shape[d] });
+    return run_transform(c, (fft_call) { .d = d,
+                                         .what = REAL_TO_HALF,
+                                         .weighted = c->n_i > 1 && c->i[1],
+                                         .scale = c->f[0],
+                                         .n = c->in[0]->shape[d] });
 }
 ms_status ms__cpu_fft_half(ms_call *c)
 {
-    return run(c, (fft_call) { .d = (int)c->i[0],
-                               .what = HALF_TO_REAL,
-                               .inverse = true,
-                               .weighted = c->n_i > 2 && c->i[2],
-                               .scale = c->f[0],
-                               .n = c->i[1] });
+    return run_transform(c, (fft_call) { .d = (int)c->i[0],
+                                         .what = HALF_TO_REAL,
+                                         .inverse = true,
+                                         .weighted = c->n_i > 2 && c->i[2],
+                                         .scale = c->f[0],
+                                         .n = c->i[1] });
 }

@@ -139,7 +139,7 @@ static MS_KERNEL void R(read_lines)(const R(shared) * g, int64_t first, int64_t 
     int64_t n = f->n, lanes = g->lanes, stored = f->what == HALF_TO_REAL ? n / 2 + 1 : n;
     bool pairs = f->what != REAL_TO_HALF;
     place p[MOST_LANES];
-    for (int64_t q = 0; q < count; q++) p[q] = line_of(f->x, f->d, pairs, first + q);
+    for (int64_t q = 0; q < count; q++) p[q] = fft_line_of(f->x, f->d, pairs, first + q);
     for (int64_t from = 0; from < stored; from += TILE)
         for (int64_t q = 0; q < count; q++) {
             const REAL *restrict x = (const REAL *)ms__data(f->x) + p[q].at;
@@ -165,7 +165,7 @@ static MS_KERNEL void R(write_lines)(const R(shared) * g, int64_t first, int64_t
     bool pairs = f->what != HALF_TO_REAL;
     REAL scale = (REAL)(g->bluestein ? f->scale / (double)g->plan.n : f->scale);
     place p[MOST_LANES];
-    for (int64_t q = 0; q < count; q++) p[q] = line_of(f->o, f->d, pairs, first + q);
+    for (int64_t q = 0; q < count; q++) p[q] = fft_line_of(f->o, f->d, pairs, first + q);
     for (int64_t k = 0; f->what == REAL_TO_HALF && f->weighted && k < n; k++)
         for (int64_t q = 0; ms_fft_twice(k, f->n) && q < lanes; q++) a.re[k * lanes + q] *= 2, a.im[k * lanes + q] *= 2;
     for (int64_t from = 0; from < n; from += TILE)

@@ -17,7 +17,7 @@ static scores scores_for(const heads &h, const ms_tensor *mask, const rng &rando
 {
     scores q = {};
     q.h = h;
-    if (mask) q.mask = part_of(mask, h);
+    if (mask) q.mask = strided_part_of(mask, h);
     q.dropout = dropped_with(h.p, random);
     q.keep = keep_factor(h.p);
     return q;
@@ -66,7 +66,8 @@ static __device__ inline uint32_t kept_pack(const scores &q, const score_row &r,
     uint32_t bits = 0;
     rng random = rng_now(q.dropout.random);
     ROLLED
-    for (int e = 0; e < WIDE; e++) bits |= (uint32_t)is_kept(q.dropout, random, r.first + (uint64_t)(j + e)) << e;
+    for (int e = 0; e < WIDE; e++)
+        bits |= (uint32_t)is_weight_kept(q.dropout, random, r.first + (uint64_t)(j + e)) << e;
     return bits;
 }
 
@@ -207,7 +208,7 @@ static side of_scores(int type, void *data, const heads &h)
     return s;
 }
 // The heads of queries that share keys, one after another, as one head. Tensors must be contiguous.
-static side joined(side s, const heads &h)
+static side joined_heads(side s, const heads &h)
 {
     if (h.share == 1) return s;
     s.shared = true;
@@ -223,8 +224,8 @@ static side turned(side s)
     return t;
 }
 // out = alpha a b, for every head; if all operands are shared, for every head of keys.
-static ms_status multiply(const ms_call *call, const heads &h, const side &a, const side &b, const side &out,
-                          double alpha)
+static ms_status multiply_heads(const ms_call *call, const heads &h, const side &a, const side &b, const side &out,
+                                double alpha)
 {
     product p = {};
     p.what = call->op->name;
@@ -252,7 +253,7 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
 // *out: the mask as the kernels read it. A bool mask is passed as it is. Any other mask must have the scores' dtype and
 // adjacent keys or only one; otherwise it is copied, and broadcast dimensions other than the keys get size 1 in the
 // copy. The caller releases *out.
-static ms_status mask_of(ms_call *c, ms_tensor *mask, int dtype, ms_tensor **out)
+static ms_status attention_mask_of(ms_call *c, ms_tensor *mask, int dtype, ms_tensor **out)
 {
     int64_t shape[MS_MAX_DIMS];
     int n = mask ? mask->ndim : 0;
@@ -281,16 +282,16 @@ template <class S> static ms_status forward(ms_call *c)
     }
     held_inputs held;
     scratch s, other;
-    MS_TRY(mask_of(c, mask, real_dtype(q->dtype), &held.in[0]));
+    MS_TRY(attention_mask_of(c, mask, real_dtype(q->dtype), &held.in[0]));
     scores w = scores_for(h, held.in[0], rng_of(c));
     MS_TRY(s.alloc(c, ms__device(q), n * (int64_t)sizeof(T)));
     if (sizeof(S) != sizeof(T)) MS_TRY(other.alloc(c, ms__device(q), n * (int64_t)sizeof(S)));
     void *p = sizeof(S) != sizeof(T) ? other.data : s.data;
     side score = of_scores(real_dtype(q->dtype), s.data, h);
-    MS_TRY(multiply(c, h, of_tensor(q, h), turned(of_tensor(k, h)), score, h.scale));
+    MS_TRY(multiply_heads(c, h, of_tensor(q, h), turned(of_tensor(k, h)), score, h.scale));
     MS_TRY(launch_blocks(c->op->name, index_of(q), attend_kernel<S>, rows, BLOCK, w, (const T *)s.data, (S *)p,
                          (T *)ms__data(c->out[1])));
-    return multiply(c, h, of_scores(q->dtype, p, h), of_tensor(v, h), of_tensor(o, h), 1);
+    return multiply_heads(c, h, of_scores(q->dtype, p, h), of_tensor(v, h), of_tensor(o, h), 1);
 }
 static ms_status run_attention(ms_call *c)
 {
@@ -315,7 +316,7 @@ template <class S> static ms_status backward(ms_call *c)
     }
     held_inputs held;
     scratch s, dp, p, ds, delta;
-    MS_TRY(mask_of(c, c->in[4], real, &held.in[0]));
+    MS_TRY(attention_mask_of(c, c->in[4], real, &held.in[0]));
     scores w = scores_for(h, held.in[0], rng_of_seeded(c));
     MS_TRY(s.alloc(c, device, n * (int64_t)sizeof(T)));
     MS_TRY(dp.alloc(c, device, n * (int64_t)sizeof(T)));
@@ -323,23 +324,23 @@ template <class S> static ms_status backward(ms_call *c)
     MS_TRY(ds.alloc(c, device, n * (int64_t)sizeof(S)));
     MS_TRY(delta.alloc(c, device, rows * (int64_t)sizeof(T)));
     if (c->n_in > 7 && c->in[7]) MS_TRY(ms__contiguous(&held.in[7], c->in[7]));
-    MS_TRY(launch_blocks(what, index, delta_kernel<S>, up(rows, WARPS), BLOCK, h, part_of(g, h), part_of(o, h),
-                         (const T *)data_of(held.in[7]), (T *)delta.data));
-    MS_TRY(multiply(c, h, of_tensor(q, h), turned(of_tensor(k, h)), of_scores(real, s.data, h), h.scale));
-    MS_TRY(multiply(c, h, of_tensor(g, h), turned(of_tensor(v, h)), of_scores(real, dp.data, h), 1));
+    MS_TRY(launch_blocks(what, index, delta_kernel<S>, up(rows, WARPS), BLOCK, h, strided_part_of(g, h),
+                         strided_part_of(o, h), (const T *)data_of(held.in[7]), (T *)delta.data));
+    MS_TRY(multiply_heads(c, h, of_tensor(q, h), turned(of_tensor(k, h)), of_scores(real, s.data, h), h.scale));
+    MS_TRY(multiply_heads(c, h, of_tensor(g, h), turned(of_tensor(v, h)), of_scores(real, dp.data, h), 1));
     score_gradients<S> to = { (T *)s.data, (T *)dp.data, (T *)ms__data(c->in[6]),          (T *)delta.data,
                               (S *)p.data, (S *)ds.data, wide ? (T *)ms__data(wide) : NULL };
     MS_TRY(launch_blocks(what, index, attend_backward_kernel<S>, rows, BLOCK, w, to));
     side kept = of_scores(q->dtype, p.data, h), grad = of_scores(q->dtype, ds.data, h);
-    if (dq) MS_TRY(multiply(c, h, grad, of_tensor(k, h), of_tensor(dq, h), h.scale));
+    if (dq) MS_TRY(multiply_heads(c, h, grad, of_tensor(k, h), of_tensor(dq, h), h.scale));
     if (h.share > 1) {
         MS_TRY(ms__contiguous(&held.in[1], g));
         MS_TRY(ms__contiguous(&held.in[2], q));
         g = held.in[1], q = held.in[2];
     }
-    kept = turned(joined(kept, h)), grad = turned(joined(grad, h));
-    if (dv) MS_TRY(multiply(c, h, kept, joined(of_tensor(g, h), h), of_tensor(dv, h), 1));
-    return dk ? multiply(c, h, grad, joined(of_tensor(q, h), h), of_tensor(dk, h), h.scale) : MS_OK;
+    kept = turned(joined_heads(kept, h)), grad = turned(joined_heads(grad, h));
+    if (dv) MS_TRY(multiply_heads(c, h, kept, joined_heads(of_tensor(g, h), h), of_tensor(dv, h), 1));
+    return dk ? multiply_heads(c, h, grad, joined_heads(of_tensor(q, h), h), of_tensor(dk, h), h.scale) : MS_OK;
 }
 static ms_status run_attention_backward(ms_call *c)
 {

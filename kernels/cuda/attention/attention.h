@@ -36,7 +36,7 @@ static inline heads heads_of(const ms_call *c, int n_i, const ms_tensor *q, cons
 }
 // Describes t. In a dimension that t lacks, or in which its size is 1, the stride is 0: t is broadcast along the
 // dimension.
-static inline strided_part part_of(const ms_tensor *t, const heads &h)
+static inline strided_part strided_part_of(const ms_tensor *t, const heads &h)
 {
     strided_part x = {};
     x.dtype = t->dtype;
@@ -78,7 +78,7 @@ static inline dropped dropped_with(double p, const rng &random) { return { p, (u
 // The factor of the probabilities that dropout keeps.
 static inline double keep_factor(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 // Whether element `at` is kept. r: rng_now of d.random.
-static __device__ inline bool is_kept(const dropped &d, const rng &r, uint64_t at)
+static __device__ inline bool is_weight_kept(const dropped &d, const rng &r, uint64_t at)
 {
     uint32_t w0, w1, w2, w3;
     ms_philox(r.seed, r.offset, at / 4, &w0, &w1, &w2, &w3);

@@ -107,7 +107,7 @@ static void drop_plan(int at)
 }
 
 // The index in `plans` of a shape's plan, which is made at the first call; -1 if there is none.
-static int plan_of(int index, void *handle, const plan_key &key)
+static int attention_plan_of(int index, void *handle, const plan_key &key)
 {
     int at = 0;
     while (at < n_plans && memcmp(&plans[at].key, &key, sizeof key) != 0) at++;
@@ -132,7 +132,7 @@ static int plan_of(int index, void *handle, const plan_key &key)
     return plans[at].plan ? at : -1;
 }
 
-static ms_status execute(const ms_call *c, int index, void *handle, int at, void **pointers, bool *done)
+static ms_status execute_plan(const ms_call *c, int index, void *handle, int at, void **pointers, bool *done)
 {
     scratch room;
     int64_t ids[NN_IDS], n = 0;
@@ -177,7 +177,7 @@ static ms_status attend(const ms_call *c, const flash &f, int dtype, bool backwa
     key.index = index, key.backward = backward;
     cudnn_attention a = sizes_of(f, dtype, backward);
     memcpy(&key.a, &a, sizeof a);
-    int at = plan_of(index, handle, key);
+    int at = attention_plan_of(index, handle, key);
     if (at < 0) return MS_OK;
     float scale = f.scale, one = 1, lowest = -FLT_MAX;
     void *pointers[NN_IDS] = {};
@@ -188,7 +188,7 @@ static ms_status attend(const ms_call *c, const flash &f, int dtype, bool backwa
         pointers[NN_G] = f.g.data, pointers[NN_DQ] = f.dq.data, pointers[NN_DK] = f.dk.data;
         pointers[NN_DV] = f.dv.data, pointers[NN_DELTA] = f.delta, pointers[NN_ONE] = &one;
     }
-    return execute(c, index, handle, at, pointers, done);
+    return execute_plan(c, index, handle, at, pointers, done);
 }
 ms_status ms__cudnn_attention(const ms_call *c, const flash &f, bool *done)
 {

@@ -97,14 +97,14 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
 
 bool ms__flash_aligned(const ms_tensor *t, const heads &h)
 {
-    strided_part x = part_of(t, h);
+    strided_part x = strided_part_of(t, h);
     bool fits = (uintptr_t)x.data % 16 == 0 && x.cs == 1 && x.rs % 8 == 0;
     for (int d = 0; d < h.n; d++) fits = fits && x.stride[d] % 8 == 0;
     return fits;
 }
 flash_part ms__flash_part(const ms_tensor *t, const heads &h)
 {
-    strided_part x = part_of(t, h);
+    strided_part x = strided_part_of(t, h);
     return { (uint16_t *)x.data, x.rs, h.n > 1 ? x.stride[h.n - 2] : 0, h.n > 0 ? x.stride[h.n - 1] : 0 };
 }
 flash ms__flash_call(const heads &h, const ms_tensor *mask, const rng &random)
@@ -113,7 +113,7 @@ flash ms__flash_call(const heads &h, const ms_tensor *mask, const rng &random)
     f.dropout = dropped_with(h.p, random);
     f.keep = (float)keep_factor(h.p);
     if (mask) {
-        f.mask = part_of(mask, h);
+        f.mask = strided_part_of(mask, h);
         f.mask.stride[1] = h.n > 0 ? f.mask.stride[h.n - 1] : 0;
         f.mask.stride[0] = h.n > 1 ? f.mask.stride[h.n - 2] : 0;
     }

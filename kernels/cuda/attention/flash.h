@@ -210,7 +210,7 @@ template <int N, bool TURNED> static __device__ inline uint32_t kept_bits(const 
     for (int k = 0; k < N / 2; k++) {
         place at = place_of<TURNED>(row, column, k / 4, k % 4);
         uint64_t number = (first + (uint64_t)at.i) * (uint64_t)f.tk + (uint64_t)at.j;
-        bits |= (uint32_t)is_kept(f.dropout, random, number) << k;
+        bits |= (uint32_t)is_weight_kept(f.dropout, random, number) << k;
     }
     return bits;
 }

@@ -14,11 +14,11 @@
 #define MS_SCAN_WHOLE
 #include "formulas/scan.h"
 
-static __device__ inline ms_scan_f64 element(int kind, double p, double q, int64_t at)
+static __device__ inline ms_scan_f64 scan_element(int kind, double p, double q, int64_t at)
 {
     return ms_scan_element_f64(kind, p, q, at);
 }
-static __device__ inline ms_scan_i64 element(int kind, int64_t p, int64_t q, int64_t at)
+static __device__ inline ms_scan_i64 scan_element(int kind, int64_t p, int64_t q, int64_t at)
 {
     return ms_scan_element_i64(kind, p, q, at);
 }
@@ -78,7 +78,7 @@ template <class W> __global__ void scan_lines_kernel(scan_job j)
     bases(j, line, base);
     state<W> s = {};
     for (int64_t k = 0; k < j.n; k++) {
-        state<W> one = element(j.kind, read<W>(j, P, base[P], k), read<W>(j, Q, base[Q], k), k);
+        state<W> one = scan_element(j.kind, read<W>(j, P, base[P], k), read<W>(j, Q, base[Q], k), k);
         s = k ? join(j.kind, s, one) : one;
         write<W>(j, base, k, s);
     }
@@ -97,7 +97,8 @@ template <class W> __global__ void scan_block_kernel(scan_job j)
         UNROLL
         for (int e = 0; e < EACH; e++) {
             if (first + e >= j.n) continue;
-            mine[e] = element(j.kind, read<W>(j, P, base[P], first + e), read<W>(j, Q, base[Q], first + e), first + e);
+            mine[e] =
+                scan_element(j.kind, read<W>(j, P, base[P], first + e), read<W>(j, Q, base[Q], first + e), first + e);
             sum = e ? join(j.kind, sum, mine[e]) : mine[e];
         }
         shared[t] = sum;
@@ -125,7 +126,7 @@ template <class W> __global__ void scan_block_kernel(scan_job j)
     }
 }
 
-static scan_lines lines_of(const ms_tensor *t, int d, int shift, double rest)
+static scan_lines scan_lines_of(const ms_tensor *t, int d, int shift, double rest)
 {
     scan_lines l = {};
     if (!t) return l;
@@ -138,7 +139,7 @@ static scan_lines lines_of(const ms_tensor *t, int d, int shift, double rest)
 struct scan_tensors {
     const ms_tensor *p, *q, *r;
 };
-static ms_status scan(ms_call *c, int kind, const scan_tensors &x, const ms_tensor *at)
+static ms_status scan_call(ms_call *c, int kind, const scan_tensors &x, const ms_tensor *at)
 {
     const ms_tensor *o = c->out[0];
     scan_job j = {};
@@ -148,11 +149,11 @@ static ms_status scan(ms_call *c, int kind, const scan_tensors &x, const ms_tens
     j.kind = kind, j.back = kind >= MS_SCAN_PROD_BACK, j.n = o->ndim ? o->shape[d] : 1, j.lines = o->numel / j.n;
     for (int k = 0; k < o->ndim; k++)
         if (k != d) j.shape[j.ndim++] = o->shape[k];
-    j.t[P] = lines_of(x.p, d, product ? -1 : 0, 0);
-    j.t[Q] = lines_of(x.q, d, 0, 0);
-    j.t[READS] = lines_of(x.r, d, product ? 1 : 0, 1);
-    j.t[OUT] = lines_of(o, d, 0, 0);
-    j.t[AT] = lines_of(at, d, 0, 0);
+    j.t[P] = scan_lines_of(x.p, d, product ? -1 : 0, 0);
+    j.t[Q] = scan_lines_of(x.q, d, 0, 0);
+    j.t[READS] = scan_lines_of(x.r, d, product ? 1 : 0, 1);
+    j.t[OUT] = scan_lines_of(o, d, 0, 0);
+    j.t[AT] = scan_lines_of(at, d, 0, 0);
     if (j.n <= 64 || j.lines >= 16384) {
         grid g = grid_of(j.lines);
         return launch(c->op->name, index, real ? scan_lines_kernel<double> : scan_lines_kernel<int64_t>, g.blocks,
@@ -161,17 +162,17 @@ static ms_status scan(ms_call *c, int kind, const scan_tensors &x, const ms_tens
     return launch_blocks(c->op->name, index, real ? scan_block_kernel<double> : scan_block_kernel<int64_t>, j.lines,
                          BLOCK, j);
 }
-static ms_status run_cumprod(ms_call *c) { return scan(c, MS_SCAN_PROD, { c->in[0], NULL, NULL }, NULL); }
-static ms_status run_cummax(ms_call *c) { return scan(c, MS_SCAN_MAX, { c->in[0], NULL, NULL }, c->out[1]); }
-static ms_status run_cummin(ms_call *c) { return scan(c, MS_SCAN_MIN, { c->in[0], NULL, NULL }, c->out[1]); }
-static ms_status run_logcumsumexp(ms_call *c) { return scan(c, MS_SCAN_LOG, { c->in[0], NULL, NULL }, NULL); }
+static ms_status run_cumprod(ms_call *c) { return scan_call(c, MS_SCAN_PROD, { c->in[0], NULL, NULL }, NULL); }
+static ms_status run_cummax(ms_call *c) { return scan_call(c, MS_SCAN_MAX, { c->in[0], NULL, NULL }, c->out[1]); }
+static ms_status run_cummin(ms_call *c) { return scan_call(c, MS_SCAN_MIN, { c->in[0], NULL, NULL }, c->out[1]); }
+static ms_status run_logcumsumexp(ms_call *c) { return scan_call(c, MS_SCAN_LOG, { c->in[0], NULL, NULL }, NULL); }
 static ms_status run_cumprod_backward(ms_call *c)
 {
-    return scan(c, MS_SCAN_PROD_BACK, { c->in[1], c->in[0], c->in[2] }, NULL);
+    return scan_call(c, MS_SCAN_PROD_BACK, { c->in[1], c->in[0], c->in[2] }, NULL);
 }
 static ms_status run_logcumsumexp_backward(ms_call *c)
 {
-    return scan(c, MS_SCAN_LOG_BACK, { c->in[2], c->in[0], c->in[1] }, NULL);
+    return scan_call(c, MS_SCAN_LOG_BACK, { c->in[2], c->in[0], c->in[1] }, NULL);
 }
 
 extern const ms_cuda_kernel ms__cuda_scan[];

@@ -12,7 +12,7 @@ struct sort_lines {
     const void *x;
     uint64_t flip;  // all ones: the largest first
 };
-static __device__ inline int64_t place_of(const sort_lines &l, int64_t i)
+static __device__ inline int64_t element_place(const sort_lines &l, int64_t i)
 {
     int64_t line = i / l.n;
     return (i - line * l.n) * l.step + (l.ndim ? offset_of(line, l.ndim, l.shape, l.stride) : 0);
@@ -20,7 +20,7 @@ static __device__ inline int64_t place_of(const sort_lines &l, int64_t i)
 // The key of element i, counted line by line.
 static __device__ inline uint64_t key_of(const sort_lines &l, int64_t i)
 {
-    int64_t at = place_of(l, i);
+    int64_t at = element_place(l, i);
     switch (l.dtype) {
     case MS_F64: return ms_key_f64(load<double>(l.dtype, l.x, at)) ^ l.flip;
     case MS_I64: return ms_key_i64(load<int64_t>(l.dtype, l.x, at)) ^ l.flip;
@@ -57,7 +57,7 @@ __global__ void write_sorted_kernel(sort_lines l, const entry *sorted, sort_resu
     int64_t line = i / r.k, k = i - line * r.k, number = r.first_line + line;
     int64_t at = sorted[line * l.n + k].at - line * l.n;
     int64_t to = (number / r.inner * r.k + k) * r.inner + number % r.inner;
-    int64_t from = place_of(l, number * l.n + at);
+    int64_t from = element_place(l, number * l.n + at);
     switch (ms__dtype_size(l.dtype)) {
     case 1: ((uint8_t *)r.values)[to] = ((const uint8_t *)l.x)[from]; break;
     case 2: ((uint16_t *)r.values)[to] = ((const uint16_t *)l.x)[from]; break;
@@ -67,7 +67,7 @@ __global__ void write_sorted_kernel(sort_lines l, const entry *sorted, sort_resu
     r.positions[to] = at;
 }
 
-static ms_status run(ms_call *c, int64_t k, bool largest)
+static ms_status sort_call(ms_call *c, int64_t k, bool largest)
 {
     const ms_tensor *x = c->in[0];
     const char *what = c->op->name;
@@ -115,9 +115,9 @@ static ms_status run_sort(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
-    return run(c, x->ndim ? x->shape[d] : 1, c->n_i > 1 && c->i[1]);
+    return sort_call(c, x->ndim ? x->shape[d] : 1, c->n_i > 1 && c->i[1]);
 }
-static ms_status run_topk(ms_call *c) { return run(c, c->i[1], c->n_i < 3 || c->i[2]); }
+static ms_status run_topk(ms_call *c) { return sort_call(c, c->i[1], c->n_i < 3 || c->i[2]); }
 
 extern const ms_cuda_kernel ms__cuda_sort[];
 const ms_cuda_kernel ms__cuda_sort[] = { { "sort", run_sort }, { "topk", run_topk }, { NULL, NULL } };

@@ -82,7 +82,7 @@ template <class S> __global__ void int8_finish(product p, const real_of<S> *sums
 }
 
 // Computes the product p of a call of int8_linear, or of its backward, whose last integer is a mask.
-static ms_status multiply(const ms_call *c, int index, product *p)
+static ms_status multiply_int8(const ms_call *c, int index, product *p)
 {
     held_inputs h;
     scratch copy, sums;
@@ -127,8 +127,8 @@ static ms_status multiply(const ms_call *c, int index, product *p)
 
 #define PRODUCT product
 #define PRODUCT_OF product_of
-#define MULTIPLY(y, p) multiply(c, index_of(y), p)
-#define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) multiply(c, index_of(y), p)  // the weight gets no gradient
+#define MULTIPLY(y, p) multiply_int8(c, index_of(y), p)
+#define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) multiply_int8(c, index_of(y), p)  // the weight gets no gradient
 #define ADD_ROWS(g, rows, rs, out) ms__cuda_column_sum(g, (g)->numel ? rows : 0, rs, out)
 #define ACCUMULATE(p, on) ((void)0)
 #include "rows/linear_body.h"

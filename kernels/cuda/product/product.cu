@@ -253,7 +253,7 @@ struct plan {
 };
 static plan cache[CACHE];
 
-static int slot_of(const shape_key &key)
+static int plan_slot(const shape_key &key)
 {
     uint64_t words[sizeof key / 8], h = MS_HASH_START;
     static_assert(sizeof words == sizeof key, "a key consists of whole words");
@@ -295,7 +295,7 @@ static ms_status lt_failed(int index, const product *p, const char *call, cublas
         }                                         \
     } while (0)
 
-static void forget(plan *s)
+static void forget_plan(plan *s)
 {
     if (s->c) lt.MatrixLayoutDestroy(s->c);
     if (s->y) lt.MatrixLayoutDestroy(s->y);
@@ -305,14 +305,14 @@ static void forget(plan *s)
 }
 
 // Describes a product to cuBLASLt, except for its pointers and its algorithm.
-static ms_status describe(plan *s, int index, const product *p, const shape_key &key)
+static ms_status describe_product(plan *s, int index, const product *p, const shape_key &key)
 {
     ms_status st = MS_OK;
     int x = key.x_turned, y = key.y_turned;
     bool wide = p->a_type == MS_F64;
     cublasOperation_t turned = CUBLAS_OP_T, plain = CUBLAS_OP_N;
     int32_t count = (int32_t)key.batch;
-    forget(s);
+    forget_plan(s);
     s->key = key;
     LT_TRY(
         lt.MatmulDescCreate(&s->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
@@ -340,7 +340,7 @@ out:
 }
 
 // Asks cuBLASLt for the algorithm of a product that has been described.
-static ms_status choose(plan *s, int index, const product *p)
+static ms_status choose_algorithm(plan *s, int index, const product *p)
 {
     ms_status st = MS_OK;
     cublasLtMatmulPreference_t pref = NULL;
@@ -367,7 +367,7 @@ out:
 }
 
 // Runs a product that has been described, if it has an algorithm.
-static ms_status multiply(plan *s, int index, const product *p, bool *done)
+static ms_status multiply_planned(plan *s, int index, const product *p, bool *done)
 {
     bool wide = p->a_type == MS_F64;
     double alpha64 = p->alpha, beta64 = p->add;
@@ -418,17 +418,17 @@ static ms_status lt_product(int index, const product *p, bool *done)
     if (many) key.x_bs = p->b_bs[0], key.y_bs = p->a_bs[0], key.c_bs = p->c_bs[0];
 
     ms_status st = MS_OK;
-    plan *s = &cache[slot_of(key)];
+    plan *s = &cache[plan_slot(key)];
     if (!per_device[index].handle) LT_TRY(lt.Create(&per_device[index].handle));
     if (!per_device[index].workspace)
         MS_TRY(ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace"));
     fresh = !s->used || memcmp(&s->key, &key, sizeof key) != 0;
-    if (fresh) MS_TRY(describe(s, index, p, key));
+    if (fresh) MS_TRY(describe_product(s, index, p, key));
     if (vector) LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector));
     if (p->aux)
         LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->aux, sizeof p->aux));
-    if (fresh) MS_TRY(choose(s, index, p));
-    st = multiply(s, index, p, done);
+    if (fresh) MS_TRY(choose_algorithm(s, index, p));
+    st = multiply_planned(s, index, p, done);
 out:
     return st;
 }

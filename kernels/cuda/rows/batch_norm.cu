@@ -191,7 +191,7 @@ __global__ void bn_finish_kernel(bn_sizes z, const double *parts, bn_channels t,
     factors[CENTRE * z.c + c] = at_channel(t.mean, c, 0);
 }
 
-static by_channel channels(const ms_tensor *t) { return { t ? (int)t->dtype : MS_F32, t ? ms__data(t) : NULL }; }
+static by_channel channels_of(const ms_tensor *t) { return { t ? (int)t->dtype : MS_F32, t ? ms__data(t) : NULL }; }
 
 static ms_status nothing(ms_call *c)  // an empty batch: statistics and gradients are 0
 {
@@ -242,10 +242,10 @@ static ms_status run_batch_norm(ms_call *c)
     MS_TRY(h.hold(c));
     MS_TRY(room.make(c, ms__device(y), z));
     if (z.training) MS_TRY(stats(what, index, z, h.in[0], room.parts));
-    bn_inputs t = { {}, {}, channels(h.in[1]), channels(h.in[2]) };
+    bn_inputs t = { {}, {}, channels_of(h.in[1]), channels_of(h.in[2]) };
     bn_outputs o = {};
     if (z.training) o = { ms__data(c->out[1]), ms__data(c->out[2]) };
-    else t.mean = channels(h.in[3]), t.var = channels(h.in[4]);
+    else t.mean = channels_of(h.in[3]), t.var = channels_of(h.in[4]);
     MS_TRY(launch_blocks(what, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z,
                          (const double *)(z.training ? room.parts : NULL), t, o, room.factors));
     return apply(c, z, NULL, h.in[0], room.factors, y);
@@ -278,8 +278,8 @@ static ms_status run_batch_norm_backward(ms_call *c)
     bn_room room;
     MS_TRY(h.hold(c));
     MS_TRY(room.make(c, ms__device(c->in[1]), z));
-    bn_channels t = { channels(h.in[2]),           channels(h.in[3]),           channels(h.in[4]),
-                      channels(h.in[5]),           channels(h.in[6]),           data_of(ms__grad_out(c, 1)),
+    bn_channels t = { channels_of(h.in[2]),        channels_of(h.in[3]),        channels_of(h.in[4]),
+                      channels_of(h.in[5]),        channels_of(h.in[6]),        data_of(ms__grad_out(c, 1)),
                       data_of(ms__grad_out(c, 2)), data_of(ms__grad_out(c, 3)), data_of(ms__grad_out(c, 4)) };
     ms_tensor *dx = ms__grad_out(c, 0);
     if (h.in[0]) {

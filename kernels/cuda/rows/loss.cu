@@ -426,7 +426,7 @@ static ms_status new_matrix(ms_call *c, ms_tensor **out, int dtype, int64_t rows
     return ms__tensor_new(out, dtype, ms__device(c->in[0]), 2, shape, c->op->name);
 }
 // Computes chunk number `at`: rows [first, first + rows).
-static ms_status chunk(ms_call *c, const chunked &k, int64_t at, int64_t first, int64_t rows)
+static ms_status cuda_loss_chunk(ms_call *c, const chunked &k, int64_t at, int64_t first, int64_t rows)
 {
     const char *what = c->op->name;
     int dtype = k.x->dtype, size = ms__dtype_size(dtype), index = index_of(k.x);
@@ -520,7 +520,7 @@ static ms_status linear_chunks(ms_call *c, ms_tensor *const *in, ms_tensor *g, m
     if (st == MS_OK) st = chunks_begin(c, in, &k, most, grad);
     if (st == MS_OK && k.mask && rows && c->i[0] == MEAN) st = cross_weight(c, k.q, index_of(k.x), k.room);
     for (int64_t at = 0; at * most < rows && st == MS_OK; at++)
-        st = chunk(c, k, at, at * most, rows - at * most < most ? rows - at * most : most);
+        st = cuda_loss_chunk(c, k, at, at * most, rows - at * most < most ? rows - at * most : most);
     if (st == MS_OK) st = chunks_end(c, in, &k, grad);
     if (k.room) ms__free(k.room);
     ms_tensor *held[] = { k.dw_sum, k.db_sums, k.logits, k.g, k.bias, k.x };

@@ -515,7 +515,7 @@ static ms_status long_norm_backward(const norm_gradients &d)
     return join_norm_parts(d, segments, room.data);
 }
 
-static ms_status norm_backward(ms_call *c, bool rms)
+static ms_status norm_backward_call(ms_call *c, bool rms)
 {
     held_inputs h;
     int64_t n = ms__row_length(c->in[1], (int)c->i[0]);
@@ -532,8 +532,8 @@ static ms_status norm_backward(ms_call *c, bool rms)
     if (d.dw) MS_TRY(ms__cuda_fill_tensor(d.dw, 0));
     return d.db ? ms__cuda_fill_tensor(d.db, 0) : MS_OK;
 }
-static ms_status run_layer_norm_backward(ms_call *c) { return norm_backward(c, false); }
-static ms_status run_rms_norm_backward(ms_call *c) { return norm_backward(c, true); }
+static ms_status run_layer_norm_backward(ms_call *c) { return norm_backward_call(c, false); }
+static ms_status run_rms_norm_backward(ms_call *c) { return norm_backward_call(c, true); }
 
 extern const ms_cuda_kernel ms__cuda_norm[];
 #define ROW(name) { #name, run_##name },

@@ -3,12 +3,15 @@
 #include "cuda/blocks.h"
 #include "rows/layers/rotary.h"
 
-static __device__ inline float first_of(float a, float b, float c, float s) { return ms_turned_first_f32(a, b, c, s); }
+static __device__ inline float turn_first(float a, float b, float c, float s)
+{
+    return ms_turned_first_f32(a, b, c, s);
+}
 static __device__ inline float second_of(float a, float b, float c, float s)
 {
     return ms_turned_second_f32(a, b, c, s);
 }
-static __device__ inline double first_of(double a, double b, double c, double s)
+static __device__ inline double turn_first(double a, double b, double c, double s)
 {
     return ms_turned_first_f64(a, b, c, s);
 }
@@ -79,7 +82,7 @@ template <class S> __global__ void rotary_kernel(rotary_call p, int width)
         }
         for (int e = 0; e < WIDE; e++) {
             T one = a[e], two = b[e], turn = s[e] * (T)p.sign;
-            a[e] = first_of(one, two, c[e], turn);
+            a[e] = turn_first(one, two, c[e], turn);
             b[e] = second_of(one, two, c[e], turn);
         }
         write_pack(y, j, half, a);

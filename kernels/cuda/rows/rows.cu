@@ -110,7 +110,7 @@ struct split_rows {
 struct row_part {
     int64_t row, first, n;  // elements [first, first + n) of the row
 };
-static __device__ __forceinline__ row_part row_part_of(const split_rows &r)
+static __device__ __forceinline__ row_part split_row_part(const split_rows &r)
 {
     int64_t row = blockIdx.x / r.segments, first = (blockIdx.x - row * r.segments) * r.segment, left = r.n - first;
     return { row, first, left < r.segment ? left : r.segment };
@@ -119,7 +119,7 @@ template <class S> __global__ void softmax_parts_kernel(split_rows r, const S *x
 {
     typedef real_of<S> T;
     __shared__ T shared[WARPS];
-    row_part my = row_part_of(r);
+    row_part my = split_row_part(r);
     exp_sum<T> a = no_exps<T>();
     T v[WIDE];
     x += my.row * r.n + my.first;
@@ -133,7 +133,7 @@ template <class S> __global__ void softmax_parts_kernel(split_rows r, const S *x
 template <class S> __global__ void softmax_apply_kernel(split_rows r, const S *x, const exp_sum<double> *parts, S *y)
 {
     typedef real_of<S> T;
-    row_part my = row_part_of(r);
+    row_part my = split_row_part(r);
     exp_sum<T> a = no_exps<T>();
     T v[WIDE];
     for (int64_t s = threadIdx.x % 32; s < r.segments; s += 32) {
@@ -154,7 +154,7 @@ template <class S> __global__ void softmax_backward_parts_kernel(split_rows r, c
 {
     typedef real_of<S> T;
     __shared__ T shared[WARPS];
-    row_part my = row_part_of(r);
+    row_part my = split_row_part(r);
     T sum = 0, v[WIDE], w[WIDE];
     g += my.row * r.n + my.first, y += my.row * r.n + my.first;
     for (int64_t j = first_pack(g) + threadIdx.x * WIDE; j < my.n; j += BLOCK * WIDE) {
@@ -169,7 +169,7 @@ template <class S>
 __global__ void softmax_backward_apply_kernel(split_rows r, const S *g, const S *y, const double *parts, S *dx)
 {
     typedef real_of<S> T;
-    row_part my = row_part_of(r);
+    row_part my = split_row_part(r);
     T sum = 0, v[WIDE], w[WIDE];
     for (int64_t s = threadIdx.x % 32; s < r.segments; s += 32) sum += (T)parts[my.row * r.segments + s];
     sum = warp_sum(sum);

@@ -90,7 +90,7 @@ struct conv_job : unfolding {
     int64_t C, M, K, L, at_once;
     bool pointwise;
 };
-static conv_job job_of(const ms_call *c, const ms_conv &v)
+static conv_job cuda_conv_job_of(const ms_call *c, const ms_conv &v)
 {
     const ms_tensor *x = c->in[0];
     conv_job j = { { c->op->name, index_of(x), (int)x->dtype, v }, ms__device(x), 0, 0, 0, 0, 0, false };
@@ -119,14 +119,14 @@ static product of_images(const conv_job *j, int64_t images, int64_t m, int64_t n
     p.batch[0] = images;
     return p;
 }
-static const void *element(const conv_job *j, const void *data, int64_t at)
+static const void *conv_element(const conv_job *j, const void *data, int64_t at)
 {
     return (const char *)data + at * ms__dtype_size(j->dtype);
 }
 
 // ---- forward ----
 
-static ms_status forward(const conv_job *j, const void *x, const void *w, int64_t rows, void *cols, void *y)
+static ms_status multiply_columns(const conv_job *j, const void *x, const void *w, int64_t rows, void *cols, void *y)
 {
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
@@ -134,17 +134,17 @@ static ms_status forward(const conv_job *j, const void *x, const void *w, int64_
             images some = images_of(j, g, first);
             product p = of_images(j, some.count, j->M, j->L, rows);
             if (cols) MS_TRY(ms__cuda_unfold(j, some, rows, x, cols));
-            p.a = element(j, w, g * j->M * rows), p.a_rs = rows, p.a_cs = 1;
-            p.b = cols ? cols : element(j, x, (first * v.in + g * j->C) * j->L), p.b_rs = j->L, p.b_cs = 1;
+            p.a = conv_element(j, w, g * j->M * rows), p.a_rs = rows, p.a_cs = 1;
+            p.b = cols ? cols : conv_element(j, x, (first * v.in + g * j->C) * j->L), p.b_rs = j->L, p.b_cs = 1;
             p.b_bs[0] = (cols ? rows : v.in) * j->L;
-            p.c = (void *)element(j, y, (first * v.out + g * j->M) * j->L), p.c_bs[0] = v.out * j->L;
+            p.c = (void *)conv_element(j, y, (first * v.out + g * j->M) * j->L), p.c_bs[0] = v.out * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
         }
     return MS_OK;
 }
 
 // Stores the weight, with the bias as an additional column, in `wide`.
-static ms_status widen(const conv_job *j, const ms_tensor *w, const ms_tensor *bias, ms_tensor *wide)
+static ms_status append_bias_column(const conv_job *j, const ms_tensor *w, const ms_tensor *bias, ms_tensor *wide)
 {
     int64_t shape[] = { j->v.out, j->K }, to[] = { j->K + 1, 1 }, from[] = { j->K, 1 };
     ms_tensor *part[] = { ms__tensor_view(wide, 2, shape, to, 0), ms__tensor_view(w, 2, shape, from, w->offset),
@@ -156,8 +156,8 @@ static ms_status widen(const conv_job *j, const ms_tensor *w, const ms_tensor *b
 }
 
 // bias: NULL if there is none.
-static ms_status output(const ms_call *c, conv_job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *bias,
-                        ms_tensor *y)
+static ms_status conv_output_call(const ms_call *c, conv_job *j, const ms_tensor *x, const ms_tensor *w,
+                                  const ms_tensor *bias, ms_tensor *y)
 {
     scratch cols;
     ms_tensor *wide = NULL;
@@ -165,10 +165,10 @@ static ms_status output(const ms_call *c, conv_job *j, const ms_tensor *x, const
     if (y->numel == 0) return MS_OK;
     take_images(j, rows * j->L * size);
     if (bias || !j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * rows * j->L * size));
-    if (!bias) return forward(j, ms__data(x), ms__data(w), rows, cols.data, ms__data(y));
+    if (!bias) return multiply_columns(j, ms__data(x), ms__data(w), rows, cols.data, ms__data(y));
     MS_TRY(ms__tensor_new(&wide, j->dtype, j->device, 2, shape, j->what));
-    ms_status st = widen(j, w, bias, wide);
-    if (st == MS_OK) st = forward(j, ms__data(x), ms__data(wide), rows, cols.data, ms__data(y));
+    ms_status st = append_bias_column(j, w, bias, wide);
+    if (st == MS_OK) st = multiply_columns(j, ms__data(x), ms__data(wide), rows, cols.data, ms__data(y));
     ms__release(wide);
     return st;
 }
@@ -176,9 +176,9 @@ static ms_status output(const ms_call *c, conv_job *j, const ms_tensor *x, const
 static ms_status run_conv(ms_call *c)
 {
     held_inputs h;
-    conv_job j = job_of(c, ms__conv_of(c->in[0], c->in[1], c->i));
+    conv_job j = cuda_conv_job_of(c, ms__conv_of(c->in[0], c->in[1], c->i));
     MS_TRY(h.hold(c));
-    return output(c, &j, h.in[0], h.in[1], h.in[2], c->out[0]);
+    return conv_output_call(c, &j, h.in[0], h.in[1], h.in[2], c->out[0]);
 }
 
 // ---- backward ----
@@ -203,7 +203,7 @@ struct weight_room {
     }
 };
 template <class S>
-static ms_status add_parts(const conv_job *j, const images &some, const weight_room &room, ms_tensor *dw)
+static ms_status add_weight_parts(const conv_job *j, const images &some, const weight_room &room, ms_tensor *dw)
 {
     typedef real_of<S> T;
     part_list p = { j->M * j->K, some.count, j->M * j->K };
@@ -222,8 +222,8 @@ static ms_status add_parts(const conv_job *j, const images &some, const weight_r
 }
 
 // dw = gradient columns^T, summed over images.
-static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols,
-                                 const weight_room &room, ms_tensor *dw)
+static ms_status columns_weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols,
+                                         const weight_room &room, ms_tensor *dw)
 {
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
@@ -232,13 +232,13 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
             product p = of_images(j, some.count, j->M, j->K, j->L);
             if (!j->pointwise) MS_TRY(ms__cuda_unfold(j, some, j->K, x, cols));
             p.c_type = sums_dtype(j);
-            p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
+            p.a = conv_element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
             p.a_bs[0] = v.out * j->L;
-            p.b = j->pointwise ? element(j, x, (first * v.in + g * j->C) * j->L) : cols, p.b_rs = 1, p.b_cs = j->L;
+            p.b = j->pointwise ? conv_element(j, x, (first * v.in + g * j->C) * j->L) : cols, p.b_rs = 1, p.b_cs = j->L;
             p.b_bs[0] = (j->pointwise ? v.in : j->K) * j->L;
             p.c = room.parts.data, p.c_bs[0] = j->M * j->K;
             MS_TRY(ms__cuda_product(j->index, &p));
-#define ADD_PARTS(S, T) MS_TRY(add_parts<S>(j, some, room, dw))
+#define ADD_PARTS(S, T) MS_TRY(add_weight_parts<S>(j, some, room, dw))
             WITH_FLOAT_TYPE(dw->dtype, ADD_PARTS)
 #undef ADD_PARTS
         }
@@ -246,21 +246,22 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
 }
 
 // dx = weight^T gradient, folded, plus the bias of a transposed convolution, unless it is NULL.
-static ms_status image_gradient(const conv_job *j, const void *gradient, const void *w, void *cols,
-                                const ms_tensor *bias, ms_tensor *dx)
+static ms_status fold_image_gradient(const conv_job *j, const void *gradient, const void *w, void *cols,
+                                     const ms_tensor *bias, ms_tensor *dx)
 {
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
             images some = images_of(j, g, first);
             product p = of_images(j, some.count, j->K, j->L, j->M);
-            p.a = element(j, w, g * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
-            p.b = element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1,
+            p.a = conv_element(j, w, g * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
+            p.b = conv_element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1,
             p.b_bs[0] = v.out * j->L;
             if (cols) {
                 p.c_type = sums_dtype(j);
                 p.c = cols, p.c_bs[0] = j->K * j->L;
-            } else p.c = (void *)element(j, ms__data(dx), (first * v.in + g * j->C) * j->L), p.c_bs[0] = v.in * j->L;
+            } else
+                p.c = (void *)conv_element(j, ms__data(dx), (first * v.in + g * j->C) * j->L), p.c_bs[0] = v.in * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
             if (cols) MS_TRY(ms__cuda_fold(j, some, sums_dtype(j), cols, data_of(bias), ms__data(dx)));
         }
@@ -277,7 +278,7 @@ template <class S> static ms_status bias_typed(const ms_call *c, const conv_job 
     if (p.segments == 1) return MS_OK;
     return launch_blocks(j->what, j->index, bias_join_kernel<S>, up(p.c, WARPS), BLOCK, p, (const double *)sums, db);
 }
-static ms_status bias_gradient(const ms_call *c, const conv_job *j, const ms_tensor *g, ms_tensor *db)
+static ms_status sum_bias_gradient(const ms_call *c, const conv_job *j, const ms_tensor *g, ms_tensor *db)
 {
     planes z = { g->shape[0], g->shape[1], 1 };
     for (int d = 2; d < g->ndim; d++) z.s *= g->shape[d];
@@ -297,7 +298,7 @@ static ms_status weight(const ms_call *c, conv_job *j, const ms_tensor *g, const
     take_images(j, size * (j->K * j->L > n ? j->K * j->L : n));
     if (!j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * size));
     MS_TRY(room.make(c, j));
-    return weight_gradient(j, ms__data(g), ms__data(x), cols.data, room, dw);
+    return columns_weight_gradient(j, ms__data(g), ms__data(x), cols.data, room, dw);
 }
 
 // Computes dx from the gradient of the output, g, and the weight; bias: of a transposed convolution, or NULL.
@@ -309,7 +310,7 @@ static ms_status image(const ms_call *c, conv_job *j, const ms_tensor *g, const 
     if (j->L == 0 || (j->M == 0 && !bias)) return ms__cuda_fill_tensor(dx, 0);
     take_images(j, sums_size(j) * j->K * j->L);
     if (bias || !j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * sums_size(j)));
-    return image_gradient(j, ms__data(g), ms__data(w), cols.data, bias, dx);
+    return fold_image_gradient(j, ms__data(g), ms__data(w), cols.data, bias, dx);
 }
 
 // Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
@@ -317,10 +318,10 @@ static ms_status image(const ms_call *c, conv_job *j, const ms_tensor *g, const 
 static ms_status run_conv_backward(ms_call *c)
 {
     held_inputs h;
-    conv_job j = job_of(c, ms__conv_of(c->in[1], c->in[2], c->i));
+    conv_job j = cuda_conv_job_of(c, ms__conv_of(c->in[1], c->in[2], c->i));
     ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     MS_TRY(h.hold(c));
-    if (db) MS_TRY(bias_gradient(c, &j, h.in[0], db));
+    if (db) MS_TRY(sum_bias_gradient(c, &j, h.in[0], db));
     if (dw) MS_TRY(weight(c, &j, h.in[0], h.in[1], dw));
     return dx ? image(c, &j, h.in[0], h.in[2], NULL, dx) : MS_OK;
 }
@@ -330,7 +331,7 @@ static ms_status run_conv_backward(ms_call *c)
 static ms_status run_conv_transpose(ms_call *c)
 {
     held_inputs h;
-    conv_job j = job_of(c, ms__conv_transposed_of(c->out[0], c->in[1], c->i));
+    conv_job j = cuda_conv_job_of(c, ms__conv_transposed_of(c->out[0], c->in[1], c->i));
     MS_TRY(h.hold(c));
     return image(c, &j, h.in[0], h.in[1], h.in[2], c->out[0]);
 }
@@ -339,12 +340,12 @@ static ms_status run_conv_transpose(ms_call *c)
 static ms_status run_conv_transpose_backward(ms_call *c)
 {
     held_inputs h;
-    conv_job j = job_of(c, ms__conv_transposed_of(c->in[0], c->in[2], c->i));
+    conv_job j = cuda_conv_job_of(c, ms__conv_transposed_of(c->in[0], c->in[2], c->i));
     ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     MS_TRY(h.hold(c));
-    if (db) MS_TRY(bias_gradient(c, &j, h.in[0], db));
+    if (db) MS_TRY(sum_bias_gradient(c, &j, h.in[0], db));
     if (dw) MS_TRY(weight(c, &j, h.in[1], h.in[0], dw));
-    return dx ? output(c, &j, h.in[0], h.in[2], NULL, dx) : MS_OK;
+    return dx ? conv_output_call(c, &j, h.in[0], h.in[2], NULL, dx) : MS_OK;
 }
 
 extern const ms_cuda_kernel ms__cuda_conv[];

@@ -8,14 +8,14 @@
 struct place {
     int64_t plane, d, h, w;
 };
-static __device__ inline place place_of(int64_t i, int64_t depth, int64_t height, int64_t width)
+static __device__ inline place output_place(int64_t i, int64_t depth, int64_t height, int64_t width)
 {
     int64_t row = i / width, slice = row / height, plane = slice / depth;
     return { plane, slice - plane * depth, row - slice * height, i - row * width };
 }
 static __device__ inline place output_of(const ms_pooling &p, int64_t i)
 {
-    return place_of(i, p.w[0].out, p.w[1].out, p.w[2].out);
+    return output_place(i, p.w[0].out, p.w[1].out, p.w[2].out);
 }
 
 // at: receives the positions of the largest elements; with NULL, the windows' means are computed instead.
@@ -54,7 +54,7 @@ template <class S> __global__ void pool_backward_kernel(ms_pooling p, const S *g
     typedef real_of<S> T;
     int64_t i = GLOBAL_INDEX;
     if (i >= p.planes * p.in) return;
-    place e = place_of(i, p.w[0].in, p.w[1].in, p.w[2].in);
+    place e = output_place(i, p.w[0].in, p.w[1].in, p.w[2].in);
     int64_t d_to = ms_window_to(&p.w[0], e.d), h_to = ms_window_to(&p.w[1], e.h), w_to = ms_window_to(&p.w[2], e.w);
     int64_t here = i - e.plane * p.in;
     int padding = p.count_padding != 0;
@@ -75,7 +75,7 @@ template <class S> __global__ void pool_backward_kernel(ms_pooling p, const S *g
     store_one(dx + i, sum);
 }
 
-static ms_status forward(ms_call *c, ms_tensor *at)
+static ms_status pool_windows(ms_call *c, ms_tensor *at)
 {
     held_inputs h;
     ms_tensor *y = c->out[0];
@@ -92,8 +92,8 @@ static ms_status forward(ms_call *c, ms_tensor *at)
 #undef RUN
     return MS_OK;
 }
-static ms_status run_max_pool(ms_call *c) { return forward(c, c->out[1]); }
-static ms_status run_avg_pool(ms_call *c) { return forward(c, NULL); }
+static ms_status run_max_pool(ms_call *c) { return pool_windows(c, c->out[1]); }
+static ms_status run_avg_pool(ms_call *c) { return pool_windows(c, NULL); }
 
 static ms_status run_backward(ms_call *c)
 {

@@ -74,7 +74,7 @@ template <class T> __global__ void resample_backward_kernel(pass_job j)
     store<T>(j.to_type, j.y, i, sum);
 }
 
-static ms_status resample(ms_call *c, bool back)
+static ms_status resample_call(ms_call *c, bool back)
 {
     held_inputs h;
     scratch room[2];
@@ -103,8 +103,8 @@ static ms_status resample(ms_call *c, bool back)
     }
     return MS_OK;
 }
-static ms_status run_resample(ms_call *c) { return resample(c, false); }
-static ms_status run_resample_backward(ms_call *c) { return resample(c, true); }
+static ms_status run_resample(ms_call *c) { return resample_call(c, false); }
+static ms_status run_resample_backward(ms_call *c) { return resample_call(c, true); }
 
 extern const ms_cuda_kernel ms__cuda_resample[];
 const ms_cuda_kernel ms__cuda_resample[] = { { "resample", run_resample },

@@ -6,7 +6,7 @@
 #include "formulas/ctc.h"
 #include "rows/special/ctc.h"
 
-static __device__ inline void put(const ms_ctc &s, void *to, int64_t at, double value)
+static __device__ inline void store_value(const ms_ctc &s, void *to, int64_t at, double value)
 {
     if (s.wide) ((double *)to)[at] = value;
     else ((float *)to)[at] = (float)value;
@@ -24,7 +24,7 @@ static __global__ void loss_kernel(ms_ctc_call j)
     }
     if (threadIdx.x) return;
     double loss = ms_ctc_loss(&s, before);
-    put(s, j.loss, n, j.zero_infinity && loss == -MS_CTC_NONE ? 0 : loss);
+    store_value(s, j.loss, n, j.zero_infinity && loss == -MS_CTC_NONE ? 0 : loss);
 }
 
 // The caller has filled grad with 0; elements of classes other than the blank and those of the target stay 0.
@@ -45,7 +45,7 @@ static __global__ void gradient_kernel(ms_ctc_call j)
         ms_ctc_row row = { alpha + t * j.wide, beta, loss };
         for (int64_t k = threadIdx.x; k < 2 * s.length + 1; k += BLOCK)
             if (ms_ctc_gradient(&s, t, k, &row, &grad))
-                put(s, j.grad, (t * j.batch + n) * s.classes + ms_ctc_class(&s, k), g * grad);
+                store_value(s, j.grad, (t * j.batch + n) * s.classes + ms_ctc_class(&s, k), g * grad);
         after = beta;
     }
 }

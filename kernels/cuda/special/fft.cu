@@ -236,7 +236,7 @@ static fft_side side_of(const ms_tensor *t, int d, bool has_pairs)
         if (k != d) s.stride[n++] = t->stride[k];
     return s;
 }
-static ms_status run(const ms_call *c, fft_what what, bool inverse)
+static ms_status run_cuda_transform(const ms_call *c, fft_what what, bool inverse)
 {
     const ms_tensor *x = c->in[0], *o = c->out[0];
     int d = (int)c->i[0];
@@ -250,9 +250,9 @@ static ms_status run(const ms_call *c, fft_what what, bool inverse)
     j.x = side_of(x, d, what != REAL_TO_HALF), j.o = side_of(o, d, what != HALF_TO_REAL);
     return x->dtype == MS_F64 ? transform<double>(c, j, inverse) : transform<float>(c, j, inverse);
 }
-static ms_status run_complex(ms_call *c) { return run(c, COMPLEX, c->i[1]); }
-static ms_status run_real(ms_call *c) { return run(c, REAL_TO_HALF, false); }
-static ms_status run_half(ms_call *c) { return run(c, HALF_TO_REAL, true); }
+static ms_status run_complex(ms_call *c) { return run_cuda_transform(c, COMPLEX, c->i[1]); }
+static ms_status run_real(ms_call *c) { return run_cuda_transform(c, REAL_TO_HALF, false); }
+static ms_status run_half(ms_call *c) { return run_cuda_transform(c, HALF_TO_REAL, true); }
 
 extern const ms_cuda_kernel ms__cuda_fft[];
 const ms_cuda_kernel ms__cuda_fft[] = {

@@ -12,7 +12,7 @@
 enum { X, W1, W2, B1, B2 };
 enum { Y, BEFORE, HIDDEN, OUTPUTS };
 
-static bool is_recorded(const ms_call *c)
+static bool is_mlp_recorded(const ms_call *c)
 {
     bool wanted = false;
     for (int k = 0; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
@@ -52,7 +52,7 @@ static ms_status gelu_mlp_check(ms_call *c)
     shape[x->ndim - 1] = c->in[W2]->shape[0];
     MS_TRY(ms__call_out(c, Y, x->dtype, ms__device(x), x->ndim, shape));
     shape[x->ndim - 1] = c->in[W1]->shape[0];
-    bool keep = is_recorded(c);
+    bool keep = is_mlp_recorded(c);
     for (int k = BEFORE; k < OUTPUTS; k++) {
         c->out[k] = NULL;
         c->n_out = k + 1;
@@ -78,7 +78,8 @@ static ms_status linear(ms_tensor *x, ms_tensor *w, ms_tensor *b, ms_tensor *y)
     return kernel(&ms__op_linear, &(ms_call) { .n_in = 3, .in = { x, w, b }, .n_out = 1, .out = { y } });
 }
 // Sets *out to `given` (retained) or, if that is NULL, to a new tensor of the hidden activations' shape.
-static ms_status take(ms_tensor **out, ms_tensor *given, const ms_call *c, const ms_tensor *x, const ms_tensor *w1)
+static ms_status take_hidden(ms_tensor **out, ms_tensor *given, const ms_call *c, const ms_tensor *x,
+                             const ms_tensor *w1)
 {
     int64_t shape[MS_MAX_DIMS];
     *out = NULL;
@@ -91,13 +92,13 @@ static ms_status take(ms_tensor **out, ms_tensor *given, const ms_call *c, const
     return ms__tensor_new(out, x->dtype, ms__device(x), x->ndim, shape, c->op->name);
 }
 
-static ms_status run_gelu_mlp(ms_call *c)
+static ms_status cpu_gelu_mlp(ms_call *c)
 {
     ms_tensor *before = NULL, *hidden = NULL;
-    ms_status st = take(&before, c->out[BEFORE], c, c->in[X], c->in[W1]);
+    ms_status st = take_hidden(&before, c->out[BEFORE], c, c->in[X], c->in[W1]);
     // If nothing is kept for backward, GELU overwrites its input.
     ms_tensor *to = c->out[BEFORE] ? c->out[HIDDEN] : before;
-    if (st == MS_OK) st = take(&hidden, to, c, c->in[X], c->in[W1]);
+    if (st == MS_OK) st = take_hidden(&hidden, to, c, c->in[X], c->in[W1]);
     if (st == MS_OK) st = linear(c->in[X], c->in[W1], optional(c, B1), before);
     if (st == MS_OK) st = gelu(before, hidden);
     if (st == MS_OK) st = linear(hidden, c->in[W2], optional(c, B2), c->out[Y]);
@@ -111,7 +112,7 @@ static ms_status run_gelu_mlp(ms_call *c)
 enum { G, IN_X, IN_W1, IN_W2, IN_BEFORE, IN_HIDDEN, SO_FAR_1, SO_FAR_2 };
 
 // Computes the gradients of one layer. out: dx, dw and db; those that are not needed are NULL.
-static ms_status linear_backward(ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_tensor *const *out)
+static ms_status mlp_linear_backward(ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_tensor *const *out)
 {
     ms_call sub = { .n_in = 3, .in = { g, x, w }, .n_i = 1 };
     for (int k = 0; k < 3; k++)
@@ -121,21 +122,21 @@ static ms_status linear_backward(ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_te
         }
     return sub.n_out ? kernel(&ms__op_linear_backward, &sub) : MS_OK;
 }
-static ms_status run_gelu_mlp_backward(ms_call *c)
+static ms_status cpu_gelu_mlp_backward(ms_call *c)
 {
     ms_tensor *kept = c->in[IN_HIDDEN], *g = c->in[G], *x = c->in[IN_X], *w1 = c->in[IN_W1], *before = c->in[IN_BEFORE],
               *hidden = NULL, *d = NULL;
     ms_tensor *first[] = { ms__grad_out(c, X), ms__grad_out(c, W1), ms__grad_out(c, B1) };
     bool inner = first[0] || first[1] || first[2];
-    ms_status st = take(&hidden, kept, c, x, w1);
+    ms_status st = take_hidden(&hidden, kept, c, x, w1);
     if (st == MS_OK && !kept) st = gelu(before, hidden);
-    if (st == MS_OK && inner) st = take(&d, NULL, c, x, w1);
+    if (st == MS_OK && inner) st = take_hidden(&d, NULL, c, x, w1);
     ms_tensor *second[] = { inner ? d : NULL, ms__grad_out(c, W2), ms__grad_out(c, B2) };
-    if (st == MS_OK) st = linear_backward(g, hidden, c->in[IN_W2], second);
+    if (st == MS_OK) st = mlp_linear_backward(g, hidden, c->in[IN_W2], second);
     if (st == MS_OK && inner)
         st = kernel(&ms__op_gelu_backward,
                     &(ms_call) { .n_in = 2, .in = { d, before }, .n_out = 1, .out = { d }, .n_i = 1, .i = { 1 } });
-    if (st == MS_OK && inner) st = linear_backward(d, x, w1, first);
+    if (st == MS_OK && inner) st = mlp_linear_backward(d, x, w1, first);
     ms__release(d);
     ms__release(hidden);
     return st;
@@ -163,7 +164,7 @@ static ms_status gelu_mlp_backward_check(ms_call *c)
     return MS_OK;
 }
 static const ms_op op_gelu_mlp_backward =
-    MS_ROW("gelu_mlp_backward", 6, 8, .check = gelu_mlp_backward_check, .run = { [MS_CPU] = run_gelu_mlp_backward });
+    MS_ROW("gelu_mlp_backward", 6, 8, .check = gelu_mlp_backward_check, .run = { [MS_CPU] = cpu_gelu_mlp_backward });
 
 static ms_status gelu_mlp_backward(ms_backward_call *b)
 {
@@ -182,7 +183,7 @@ static ms_status gelu_mlp_backward(ms_backward_call *b)
 static const ms_op op_gelu_mlp =
     MS_ROW("gelu_mlp", 3, 5, .flags = MS_OP_LOW, .save_in = 1 << X | 1 << W1 | 1 << W2,
            .save_out = 1 << BEFORE | 1 << HIDDEN, .n_shown = 1, .check = gelu_mlp_check,
-           .run = { [MS_CPU] = run_gelu_mlp }, .backward = gelu_mlp_backward,
+           .run = { [MS_CPU] = cpu_gelu_mlp }, .backward = gelu_mlp_backward,
            .samples = "[3,4] [8,4] [5,8] [8] [5]; [3,4] [8,4] [5,8] [8] [5] i=1; [2,3,4] [7,4] [5,7]; "
                       "[4] [8,4] [2,8] [8]; [20,19] [33,19] [17,33] - [17] i=1; [0,4] [8,4] [5,8] [8] [5]");
 

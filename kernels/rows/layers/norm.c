@@ -68,7 +68,7 @@ static const norm_form plain = { { "input", "weight", "bias" }, 1, 0 },
                        added = { { "input", "residual", "weight", "bias" }, 2, 1 };
 
 // Whether backward may need what a forward keeps.
-static bool is_recorded(const ms_call *c)
+static bool is_norm_recorded(const ms_call *c)
 {
     bool wanted = false;
     for (int k = 0; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
@@ -99,7 +99,7 @@ static ms_status norm_check(ms_call *c, int dims, const norm_form *form)
     if (form->sum) MS_TRY(ms__call_out_like(c, form->sum, x));
     int64_t n = ms__row_length(x, dims), stats[] = { n ? x->numel / n : 0, 2 };
     int at = form->sum + 1;
-    if (!is_recorded(c)) {
+    if (!is_norm_recorded(c)) {
         c->out[at] = NULL;
         c->n_out = at + 1;
         return MS_OK;
@@ -145,14 +145,14 @@ static const ms_op op_rms_norm_backward =
 
 // On a GPU the kernel adds dx to the gradient that x already has, if any. x has one if a residual connection also
 // uses x; adding to this gradient saves a launch and two passes over dx.
-static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
+static ms_status norm_grad_op(ms_backward_call *b, const ms_op *op)
 {
     ms_tensor *so_far = b->need[0] && ms__is_cuda(b->in_meta[0].device) ? b->so_far(b, 0) : NULL;
     ms_tensor *in[] = { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL, b->out[1], so_far };
     return ms__grad_op(b, op, so_far ? 5 : 4, in, false);
 }
-static ms_status layer_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_layer_norm_backward); }
-static ms_status rms_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_rms_norm_backward); }
+static ms_status layer_norm_backward(ms_backward_call *b) { return norm_grad_op(b, &op_layer_norm_backward); }
+static ms_status rms_norm_backward(ms_backward_call *b) { return norm_grad_op(b, &op_rms_norm_backward); }
 
 // x and the residual have the same gradient, that of their sum: of_sum, the sum's gradient as an output, plus the
 // gradient through the norm. On a GPU the norm's kernel adds to of_sum in place if nothing else uses of_sum.

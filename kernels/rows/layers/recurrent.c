@@ -22,11 +22,9 @@ static const char *const names[] = { "input",
                                      "projection weight",
                                      "batch_sizes" };
 
-static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
-
 static ms_status expect_shape(const ms_call *c, int k, int ndim, const int64_t *shape)
 {
-    const ms_tensor *t = input(c, k);
+    const ms_tensor *t = ms__recurrent_in(c, k);
     if (!t || (t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0)) return MS_OK;
     return ms__call_fail(c, "the %s has shape %s, expected %s for an input of shape %s", names[k],
                          ms__shape_text(t->ndim, t->shape), ms__shape_text(ndim, shape),
@@ -37,7 +35,7 @@ static ms_status expect_shape(const ms_call *c, int k, int ndim, const int64_t *
 // whose shapes `check` derives those of the other inputs.
 static ms_status check_kinds(const ms_call *c, ms_recurrent_kind kind)
 {
-    const ms_tensor *x = c->in[X], *sizes = input(c, SIZES);
+    const ms_tensor *x = c->in[X], *sizes = ms__recurrent_in(c, SIZES);
     for (int k = 0; k < c->n_in; k++) {
         const ms_tensor *t = c->in[k];
         if (!t || k == SIZES) continue;
@@ -47,8 +45,8 @@ static ms_status check_kinds(const ms_call *c, ms_recurrent_kind kind)
                                  "%s, %s",
                                  ms__tensor_text(x), names[k], ms__tensor_text(t));
     }
-    if (kind != MS_LSTM && (input(c, C0) || input(c, PROJECT)))
-        return ms__call_fail(c, "only an LSTM has a %s", names[input(c, C0) ? C0 : PROJECT]);
+    if (kind != MS_LSTM && (ms__recurrent_in(c, C0) || ms__recurrent_in(c, PROJECT)))
+        return ms__call_fail(c, "only an LSTM has a %s", names[ms__recurrent_in(c, C0) ? C0 : PROJECT]);
     if (sizes &&
         (sizes->dtype != MS_I64 || sizes->ndim != 1 || ms__device(sizes) != MS_CPU || !ms__is_contiguous(sizes)))
         return ms__call_fail(c, "batch_sizes must be contiguous int64 [steps] on the cpu, got %s",
@@ -62,12 +60,12 @@ static ms_status check_kinds(const ms_call *c, ms_recurrent_kind kind)
     return MS_OK;
 }
 
-static ms_status check(ms_call *c, ms_recurrent_kind kind)
+static ms_status check_recurrent(ms_call *c, ms_recurrent_kind kind)
 {
-    const ms_tensor *x = c->in[X], *project = input(c, PROJECT);
+    const ms_tensor *x = c->in[X], *project = ms__recurrent_in(c, PROJECT);
     ms_steps s = { 0 };
     MS_TRY(check_kinds(c, kind));
-    MS_TRY(ms__steps_of(c, x, input(c, SIZES), &s));
+    MS_TRY(ms__steps_of(c, x, ms__recurrent_in(c, SIZES), &s));
     int64_t features = x->shape[x->ndim - 1], p = c->in[W]->shape[1], h = project ? features / 4 : p;
     if (features != ms__gates_of(kind) * h)
         return ms__call_fail(
@@ -96,7 +94,7 @@ static ms_status check(ms_call *c, ms_recurrent_kind kind)
     return MS_OK;
 }
 
-static ms_status backward_check(ms_call *c, ms_recurrent_kind kind)
+static ms_status check_recurrent_backward(ms_call *c, ms_recurrent_kind kind)
 {
     const ms_tensor *hs = c->in[MS_RECURRENT_BACK_HS], *cs = c->in[MS_RECURRENT_BACK_CS],
                     *w = c->in[MS_RECURRENT_BACK_W];
@@ -113,7 +111,7 @@ static ms_status backward_check(ms_call *c, ms_recurrent_kind kind)
     return MS_OK;
 }
 
-static ms_status backward(ms_backward_call *b, ms_recurrent_kind kind, const ms_op *op)
+static ms_status recurrent_grad(ms_backward_call *b, ms_recurrent_kind kind, const ms_op *op)
 {
     ms_tensor *const none = NULL, *in[MS_RECURRENT_BACK_IN] = {
         [MS_RECURRENT_DY] = b->gout[MS_RECURRENT_Y],
@@ -139,12 +137,12 @@ static ms_status backward(ms_backward_call *b, ms_recurrent_kind kind, const ms_
 }
 
 #define KIND(name, KIND)                                                                                 \
-    static ms_status name##_check(ms_call *c) { return check(c, KIND); }                                 \
-    static ms_status name##_backward_check(ms_call *c) { return backward_check(c, KIND); }               \
+    static ms_status name##_check(ms_call *c) { return check_recurrent(c, KIND); }                       \
+    static ms_status name##_backward_check(ms_call *c) { return check_recurrent_backward(c, KIND); }     \
     static const ms_op op_##name##_backward =                                                            \
         MS_ROW(#name "_backward", MS_RECURRENT_BACK_IN, MS_RECURRENT_BACK_IN, .flags = MS_OP_ANY_DEVICE, \
                .check = name##_backward_check, .run = { [MS_CPU] = ms__cpu_##name##_backward });         \
-    static ms_status name##_backward(ms_backward_call *b) { return backward(b, KIND, &op_##name##_backward); }
+    static ms_status name##_backward(ms_backward_call *b) { return recurrent_grad(b, KIND, &op_##name##_backward); }
 KIND(rnn, MS_RNN)
 KIND(lstm, MS_LSTM)
 KIND(gru, MS_GRU)

@@ -29,6 +29,7 @@ enum {
     MS_RECURRENT_SIZES,
     MS_RECURRENT_IN
 };
+static inline ms_tensor *ms__recurrent_in(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
 
 // Outputs: y, like X with P features, and the states after the last step of each sequence, h [N, P] and c [N, H]
 // (LSTM). The others are for backward: the states before each step, HS [rows, P] and CS [rows, H] (LSTM); if the call

@@ -8,7 +8,7 @@ ms_tensor *ms__hold(ms_algebra *e, ms_tensor *t)
     return t;
 }
 
-static ms_tensor *call(ms_algebra *e, const char *op, const ms_op_args *args)
+static ms_tensor *call_by_name(ms_algebra *e, const char *op, const ms_op_args *args)
 {
     ms_tensor *out = NULL;
     for (int k = 0; k < args->n_in; k++)
@@ -19,11 +19,11 @@ static ms_tensor *call(ms_algebra *e, const char *op, const ms_op_args *args)
 }
 ms_tensor *ms__a1(ms_algebra *e, const char *op, ms_tensor *a, int n_i, const int64_t *i)
 {
-    return call(e, op, &(ms_op_args) { .n_in = 1, .in = &a, .n_i = n_i, .i = i });
+    return call_by_name(e, op, &(ms_op_args) { .n_in = 1, .in = &a, .n_i = n_i, .i = i });
 }
 ms_tensor *ms__a2(ms_algebra *e, const char *op, ms_tensor *a, ms_tensor *b, int n_i, const int64_t *i)
 {
-    return call(e, op, &(ms_op_args) { .n_in = 2, .in = (ms_tensor *[]) { a, b }, .n_i = n_i, .i = i });
+    return call_by_name(e, op, &(ms_op_args) { .n_in = 2, .in = (ms_tensor *[]) { a, b }, .n_i = n_i, .i = i });
 }
 
 ms_tensor *ms__transposed(ms_algebra *e, ms_tensor *a) { return ms__a1(e, "transpose", a, 2, (int64_t[]) { -1, -2 }); }
@@ -33,7 +33,7 @@ ms_tensor *ms__columns(ms_algebra *e, ms_tensor *a, int64_t first, int64_t n)
 }
 ms_tensor *ms__scaled(ms_algebra *e, ms_tensor *a, double f)
 {
-    return call(e, "mul_scalar", &(ms_op_args) { .n_in = 1, .in = &a, .n_f = 1, .f = &f });
+    return call_by_name(e, "mul_scalar", &(ms_op_args) { .n_in = 1, .in = &a, .n_f = 1, .f = &f });
 }
 
 ms_tensor *ms__identity(ms_algebra *e, const ms_tensor *like)

@@ -9,7 +9,7 @@
 #include "rows/linalg/linalg.h"
 
 static int64_t rows_of(const ms_meta *m) { return m->shape[m->ndim - 2]; }
-static int64_t columns_of(const ms_meta *m) { return m->shape[m->ndim - 1]; }
+static int64_t matrix_columns_of(const ms_meta *m) { return m->shape[m->ndim - 1]; }
 
 static ms_status matrices_out(ms_call *c, int k, int64_t rows, int64_t columns)
 {
@@ -79,7 +79,7 @@ static ms_tensor *qr_formula(ms_algebra *e, ms_tensor *q, ms_tensor *r, ms_tenso
 }
 static ms_status qr_grad(ms_backward_call *b)
 {
-    int64_t m = rows_of(&b->in_meta[0]), n = columns_of(&b->in_meta[0]);
+    int64_t m = rows_of(&b->in_meta[0]), n = matrix_columns_of(&b->in_meta[0]);
     ms_tensor *q = b->out[0], *r = b->out[1], *gq = b->gout[0], *gr = b->gout[1];
     if (m == 0 || n == 0) return ms__zero_gradient(b);
     if (b->n_i > 0 && b->i[0] && m > n)
@@ -158,7 +158,7 @@ static ms_tensor *outside(ms_algebra *e, ms_tensor *basis, ms_tensor *x)
 // A adds (I - U U^T) GU diag(1 / S) V^T, a wide one U diag(1 / S) GV^T (I - V V^T).
 static ms_status svd_grad(ms_backward_call *b)
 {
-    int64_t m = rows_of(&b->in_meta[0]), n = columns_of(&b->in_meta[0]), k = m < n ? m : n;
+    int64_t m = rows_of(&b->in_meta[0]), n = matrix_columns_of(&b->in_meta[0]), k = m < n ? m : n;
     ms_tensor *gu = b->gout[0], *gs = b->gout[1], *gvt = b->gout[2];
     if (b->n_i > 0 && b->i[0] && m != n && (gu || gvt))
         return ms__fail(MS_EUNSUPPORTED,

@@ -65,7 +65,7 @@ static ms_status check_bias(const ms_call *c, int64_t channels)
 }
 
 // Writes sizes as "2 x 3 x 4".
-static const char *sizes_text(char *text, size_t bytes, int n, const int64_t *sizes)
+static const char *conv_sizes_text(char *text, size_t bytes, int n, const int64_t *sizes)
 {
     int used = 0;
     for (int k = 0; k < n; k++)
@@ -105,7 +105,7 @@ static ms_status conv_check(ms_call *c)
         return ms__call_fail(c,
                              "Calculated padded input size per channel: (%s). Kernel size: (%s). "
                              "Kernel size can't be greater than actual input size",
-                             sizes_text(a, sizeof a, n, padded), sizes_text(b, sizeof b, n, kernel));
+                             conv_sizes_text(a, sizeof a, n, padded), conv_sizes_text(b, sizeof b, n, kernel));
     ms_conv v = ms__conv_of(x, w, c->i);
     int64_t shape[] = { v.n, v.out, v.od, v.oh, v.ow };
     shape[MS_CONV_DIMS - n] = v.n, shape[MS_CONV_DIMS - n + 1] = v.out;
@@ -114,7 +114,7 @@ static ms_status conv_check(ms_call *c)
 
 // Inputs: gradient, x, w. The last of c->i is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
 // selects; the bias has as many elements as the gradient has channels.
-static ms_status backward_check(ms_call *c)
+static ms_status check_conv_backward(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];
     int k = 0;
@@ -125,7 +125,7 @@ static ms_status backward_check(ms_call *c)
 }
 
 static const ms_op op_conv_backward =
-    MS_ROW("conv_backward", 3, 3, .check = backward_check, .run = { [MS_CPU] = ms__cpu_conv_backward });
+    MS_ROW("conv_backward", 3, 3, .check = check_conv_backward, .run = { [MS_CPU] = ms__cpu_conv_backward });
 
 static ms_status conv_backward(ms_backward_call *b)
 {
@@ -189,7 +189,7 @@ static ms_status transposed_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
 }
 
-static const ms_op op_transposed_backward = MS_ROW("conv_transpose_backward", 3, 3, .check = backward_check,
+static const ms_op op_transposed_backward = MS_ROW("conv_transpose_backward", 3, 3, .check = check_conv_backward,
                                                    .run = { [MS_CPU] = ms__cpu_conv_transpose_backward });
 
 static ms_status transposed_backward(ms_backward_call *b)

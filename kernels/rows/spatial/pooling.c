@@ -5,7 +5,7 @@
 #include "rows/grad.h"
 #include "rows/spatial/pooling.h"
 
-static const char *sizes_text(int n, const int64_t *sizes) { return ms__shape_text(n, sizes); }
+static const char *pool_sizes_text(int n, const int64_t *sizes) { return ms__shape_text(n, sizes); }
 
 static ms_status check_windows(ms_call *c, int dims, const int64_t *i)
 {
@@ -56,7 +56,7 @@ static ms_status check_pool(ms_call *c)
             return ms__call_fail(c,
                                  adaptive ? "the output's size %lld is not from 0 to 2147483647, input %s"
                                           : "the output would have size %lld: input %s, windows of size %s",
-                                 (long long)out, ms__tensor_text(x), sizes_text(dims, size));
+                                 (long long)out, ms__tensor_text(x), pool_sizes_text(dims, size));
         shape[x->ndim - dims + d] = out;
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
@@ -69,7 +69,7 @@ static ms_status check_max_pool(ms_call *c)
 }
 
 // Inputs: gradient, and positions for max_pool. c->i: the integers of the forward, then the input's sizes.
-static ms_status check_backward(ms_call *c)
+static ms_status check_pool_backward(ms_call *c)
 {
     const ms_tensor *g = c->in[0];
     int64_t shape[MS_MAX_DIMS];
@@ -79,9 +79,9 @@ static ms_status check_backward(ms_call *c)
     return ms__call_out(c, 0, g->dtype, ms__device(g), g->ndim, shape);
 }
 static const ms_op max_pool_backward_row =
-    MS_ROW("max_pool_backward", 2, 2, .check = check_backward, .run = { [MS_CPU] = ms__cpu_max_pool_backward });
+    MS_ROW("max_pool_backward", 2, 2, .check = check_pool_backward, .run = { [MS_CPU] = ms__cpu_max_pool_backward });
 static const ms_op avg_pool_backward_row =
-    MS_ROW("avg_pool_backward", 1, 1, .check = check_backward, .run = { [MS_CPU] = ms__cpu_avg_pool_backward });
+    MS_ROW("avg_pool_backward", 1, 1, .check = check_pool_backward, .run = { [MS_CPU] = ms__cpu_avg_pool_backward });
 
 static ms_status pool_grad(ms_backward_call *b, const ms_op *row, int n_in)
 {

@@ -46,7 +46,7 @@ static ms_status check_resample(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
 }
 
-static ms_status check_backward(ms_call *c)
+static ms_status check_resample_backward(ms_call *c)
 {
     const ms_tensor *g = c->in[0];
     int64_t shape[MS_MAX_DIMS];
@@ -55,8 +55,8 @@ static ms_status check_backward(ms_call *c)
     for (int d = 0; d < dims; d++) shape[g->ndim - dims + d] = c->i[ms__resample_integers(c->i) + d];
     return ms__call_out(c, 0, g->dtype, ms__device(g), g->ndim, shape);
 }
-static const ms_op resample_backward_row =
-    MS_ROW("resample_backward", 1, 1, .check = check_backward, .run = { [MS_CPU] = ms__cpu_resample_backward });
+static const ms_op resample_backward_row = MS_ROW("resample_backward", 1, 1, .check = check_resample_backward,
+                                                  .run = { [MS_CPU] = ms__cpu_resample_backward });
 
 static ms_status resample_grad(ms_backward_call *b)
 {

@@ -40,12 +40,12 @@ static ms_status check_ctc(ms_call *c)
     return ms__call_out(c, 1, MS_F64, ms__device(x), 3, (int64_t[]) { n, x->shape[0], 2 * c->i[2] + 1 });
 }
 
-static ms_status check_backward(ms_call *c)
+static ms_status check_ctc_backward(ms_call *c)
 {
     return ms__call_out(c, 0, c->in[1]->dtype, ms__device(c->in[1]), 3, c->in[1]->shape);
 }
 static const ms_op ctc_loss_backward_row =
-    MS_ROW("ctc_loss_backward", 6, 6, .check = check_backward, .run = { [MS_CPU] = ms__cpu_ctc_loss_backward });
+    MS_ROW("ctc_loss_backward", 6, 6, .check = check_ctc_backward, .run = { [MS_CPU] = ms__cpu_ctc_loss_backward });
 static ms_status ctc_grad(ms_backward_call *b)
 {
     if (!b->gout[0]) return MS_OK;

@@ -29,9 +29,9 @@ static ms_status check_draw(ms_call *c)
 }
 
 // Inputs: the gradient of the draws, the concentrations, and the draws.
-static ms_status check_gradient(ms_call *c) { return ms__call_out_like(c, 0, c->in[2]); }
-static const ms_op gamma_draw_backward_row =
-    MS_ROW("gamma_draw_backward", 3, 3, .check = check_gradient, .run = { [MS_CPU] = ms__cpu_gamma_draw_backward });
+static ms_status check_draw_gradient(ms_call *c) { return ms__call_out_like(c, 0, c->in[2]); }
+static const ms_op gamma_draw_backward_row = MS_ROW("gamma_draw_backward", 3, 3, .check = check_draw_gradient,
+                                                    .run = { [MS_CPU] = ms__cpu_gamma_draw_backward });
 static ms_status gamma_grad(ms_backward_call *b)
 {
     ms_tensor *in[] = { b->gout[0], b->in[0], b->out[0] }, *grad;

@@ -8,7 +8,7 @@
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 
-static ms_status check_numbers(ms_call *c, int n_i, bool pairs)
+static ms_status check_fft_integers(ms_call *c, int n_i, bool pairs)
 {
     const ms_tensor *x = c->in[0];
     if (c->n_i < n_i || c->n_f < 1)
@@ -34,7 +34,7 @@ static ms_status check_numbers(ms_call *c, int n_i, bool pairs)
 
 static ms_status complex_check(ms_call *c)
 {
-    MS_TRY(check_numbers(c, 2, true));
+    MS_TRY(check_fft_integers(c, 2, true));
     if (c->in[0]->shape[c->i[0]] == 0)
         return ms__call_fail(c, "dimension %lld of %s has no elements", (long long)c->i[0] + 1,
                              ms__tensor_text(c->in[0]));
@@ -42,7 +42,7 @@ static ms_status complex_check(ms_call *c)
 }
 static ms_status real_check(ms_call *c)
 {
-    MS_TRY(check_numbers(c, 1, false));
+    MS_TRY(check_fft_integers(c, 1, false));
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], n = x->shape[c->i[0]];
     if (n == 0)
@@ -57,7 +57,7 @@ static ms_status real_check(ms_call *c)
 }
 static ms_status half_check(ms_call *c)
 {
-    MS_TRY(check_numbers(c, 2, true));
+    MS_TRY(check_fft_integers(c, 2, true));
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], n = c->i[1];
     if (n < 1) return ms__call_fail(c, "the length is %lld, expected 1 or more", (long long)n);
@@ -72,25 +72,25 @@ static ms_status half_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim - 1, shape);
 }
 
-static ms_status call(ms_backward_call *b, const char *op, int n_i, const int64_t *i)
+static ms_status call_fft_grad(ms_backward_call *b, const char *op, int n_i, const int64_t *i)
 {
     return ms__run_op(ms__op_by_name(op), &(ms_op_args) { 1, &b->gout[0], n_i, i, 1, b->f }, 1, b->gin);
 }
 static ms_status complex_grad(ms_backward_call *b)
 {
-    return call(b, "fft_complex", 2, (int64_t[]) { b->i[0], !b->i[1] });
+    return call_fft_grad(b, "fft_complex", 2, (int64_t[]) { b->i[0], !b->i[1] });
 }
 static ms_status real_grad(ms_backward_call *b)
 {
     bool doubled = b->n_i > 1 && b->i[1];
     int64_t d = b->i[0] < 0 ? b->i[0] + b->in_meta[0].ndim : b->i[0];
-    return call(b, "fft_half", 3, (int64_t[]) { d, b->in_meta[0].shape[d], !doubled });
+    return call_fft_grad(b, "fft_half", 3, (int64_t[]) { d, b->in_meta[0].shape[d], !doubled });
 }
 static ms_status half_grad(ms_backward_call *b)
 {
     bool halved = b->n_i > 2 && b->i[2];
     int64_t d = b->i[0] < 0 ? b->i[0] + b->in_meta[0].ndim - 1 : b->i[0];
-    return call(b, "fft_real", 2, (int64_t[]) { d, !halved });
+    return call_fft_grad(b, "fft_real", 2, (int64_t[]) { d, !halved });
 }
 
 #define ROW(NAME, SAMPLES)                                                                            \

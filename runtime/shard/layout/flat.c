@@ -8,11 +8,9 @@
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"
 
-static size_t size_of(int dtype) { return (size_t)ms__dtype_size(dtype); }
-
 // Rounds an offset up to where a parameter may begin: views.align bytes, in elements of the dtype that the unit was
 // made with. Every element therefore stays on its rank when the unit is converted to another dtype.
-static int64_t place(const unit *u, int64_t at)
+static int64_t align_offset(const unit *u, int64_t at)
 {
     return (at + u->memory.piece_elements - 1) / u->memory.piece_elements * u->memory.piece_elements;
 }
@@ -21,18 +19,20 @@ static ms_status plan(unit *u)
 {
     int64_t total = 0;
     if (!u->memory.piece_elements)
-        u->memory.piece_elements = u->views->align && u->n ? u->views->align / (int64_t)size_of(u->params[0].dtype) : 1;
+        u->memory.piece_elements =
+            u->views->align && u->n ? u->views->align / (int64_t)ms__element_size(u->params[0].dtype) : 1;
     for (int j = 0; j < u->n; j++) {
         if (u->params[j].dtype != u->params[0].dtype)
             return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",
                             ms__dtype_name(u->params[0].dtype), ms__dtype_name(u->params[j].dtype));
-        total = place(u, total) + u->params[j].numel;
+        total = align_offset(u, total) + u->params[j].numel;
     }
     int64_t each = (total + u->world - 1) / u->world, begin = u->rank * each, end = begin + each, at = 0;
-    size_t wide = u->n ? size_of(u->params[0].dtype) : 0, low = u->n ? size_of(u->params[0].gather_dtype) : 0;
+    size_t wide = u->n ? ms__element_size(u->params[0].dtype) : 0,
+           low = u->n ? ms__element_size(u->params[0].gather_dtype) : 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
-        at = place(u, at);
+        at = align_offset(u, at);
         int64_t n = p->numel, from = ms__max64(at, begin), to = ms__min64(at + n, end);
         p->rows = n;
         p->row_numel = p->outer = 1;
@@ -78,7 +78,7 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;
     ms_tensor *packed, *all;
-    size_t esz = size_of(part->dtype);
+    size_t esz = ms__element_size(part->dtype);
     int64_t block = p->rows, n = block * u->world;
     MS_TRY(ms__tensor_new(&packed, part->dtype, u->memory.home, 1, &block, "full_tensor"));
     ms_status st = ms__copy_into(packed, p->first, part);
@@ -86,7 +86,7 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
     if (st == MS_OK) {
         ms_piece piece = { .out_stride = (size_t)block * esz, .bytes = (size_t)block * esz, .total = (size_t)n * esz };
         st = ms__unit_gather_apart(u, packed->storage, all->storage, part->dtype, &piece);
-        int64_t each = (int64_t)(u->memory.shard_bytes / size_of(p->dtype)), begin = ms__whole_index(p);
+        int64_t each = (int64_t)(u->memory.shard_bytes / ms__element_size(p->dtype)), begin = ms__whole_index(p);
         for (int r = 0; st == MS_OK && r < u->world; r++) {
             int64_t from = ms__max64(r * each - begin, 0), to = ms__min64((r + 1) * each - begin, block);
             if (to > from)
@@ -102,10 +102,10 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 static int64_t columns(unit *u, int n, unit_param **present, int64_t *at)
 {
     for (int k = 0; k < n; k++) at[k] = ms__shard_index(present[k]);
-    return (int64_t)(u->memory.shard_bytes / size_of(u->params[0].dtype));
+    return (int64_t)(u->memory.shard_bytes / ms__element_size(u->params[0].dtype));
 }
 
-static ms_status add_all(ms_copies *c, unit *u, int n, unit_param **present, ms_tensor *in)
+static ms_status add_all_flat(ms_copies *c, unit *u, int n, unit_param **present, ms_tensor *in)
 {
     int64_t end = 0, k = 0;
     for (int j = 0; j < u->n; j++) {
@@ -126,7 +126,7 @@ static ms_status add_all(ms_copies *c, unit *u, int n, unit_param **present, ms_
 static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
 {
     ms_copies together = { 0 };
-    return ms__copies_end(&together, add_all(&together, u, n, present, in));
+    return ms__copies_end(&together, add_all_flat(&together, u, n, present, in));
 }
 
 const layout ms__layout_flat = { .kind = MS_LAYOUT_FLAT,

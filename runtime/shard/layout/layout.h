@@ -38,6 +38,7 @@ extern const layout ms__layout_rows, ms__layout_flat;
 
 // ---- pieces of 1-d tensors, for layouts ----
 
+static inline size_t ms__element_size(int dtype) { return (size_t)ms__dtype_size(dtype); }
 static inline int64_t ms__min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ms__max64(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -9,8 +9,7 @@
 
 enum { ALIGN = 64 };  // every parameter begins on a cache line, in the shard and in the gather buffer
 
-static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
-static size_t size_of(int dtype) { return (size_t)ms__dtype_size(dtype); }
+static size_t align_row(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
 
 static ms_status plan(unit *u)
 {
@@ -29,9 +28,9 @@ static ms_status plan(unit *u)
         p->shard_at = shard;
         p->whole_at = full;
         p->cast_at = low;
-        size_t row = (size_t)p->row_numel * size_of(p->gather_dtype), outer = (size_t)p->outer;
+        size_t row = (size_t)p->row_numel * ms__element_size(p->gather_dtype), outer = (size_t)p->outer;
         if (p->extended) {
-            shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
+            shard = align_row(shard + outer * (size_t)(p->chunk * p->row_numel) * ms__element_size(p->dtype));
             continue;
         }
         ms_piece *piece = &u->memory.pieces[u->memory.n_pieces++];
@@ -44,9 +43,9 @@ static ms_status plan(unit *u)
             piece->line = (size_t)p->chunk * row;
             piece->out_line = (size_t)p->rows * row;
         }
-        shard = align_up(shard + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->dtype));
-        low = align_up(low + outer * (size_t)(p->chunk * p->row_numel) * size_of(p->gather_dtype));
-        full = align_up(full + outer * (size_t)p->rows * row);
+        shard = align_row(shard + outer * (size_t)(p->chunk * p->row_numel) * ms__element_size(p->dtype));
+        low = align_row(low + outer * (size_t)(p->chunk * p->row_numel) * ms__element_size(p->gather_dtype));
+        full = align_row(full + outer * (size_t)p->rows * row);
     }
     u->memory.shard_bytes = shard;
     u->memory.cast_bytes = low;
@@ -72,7 +71,7 @@ static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;
     ms_tensor *packed;
-    size_t esz = size_of(part->dtype), line = (size_t)(p->chunk * p->row_numel) * esz;
+    size_t esz = ms__element_size(part->dtype), line = (size_t)(p->chunk * p->row_numel) * esz;
     int64_t block = p->outer * p->chunk * p->row_numel;
     MS_TRY(ms__tensor_new(&packed, part->dtype, u->memory.home, 1, &block, "full_tensor"));
     ms_status st = ms__copy_into(packed, 0, part);
@@ -97,7 +96,7 @@ static int64_t columns(unit *u, int n, unit_param **present, int64_t *at)
     return total;
 }
 
-static ms_status add_all(ms_copies *c, unit *u, int n, unit_param **present, ms_tensor *in)
+static ms_status add_all_rows(ms_copies *c, unit *u, int n, unit_param **present, ms_tensor *in)
 {
     int64_t total = in->numel / u->world, column = 0;
     for (int k = 0; k < n; k++) {
@@ -125,7 +124,7 @@ static ms_status add_all(ms_copies *c, unit *u, int n, unit_param **present, ms_
 static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
 {
     ms_copies together = { 0 };
-    return ms__copies_end(&together, add_all(&together, u, n, present, in));
+    return ms__copies_end(&together, add_all_rows(&together, u, n, present, in));
 }
 
 // A gradient whose rows are contiguous is read in place; all others are packed.
@@ -135,7 +134,7 @@ static ms_status parts(unit *u, int n, unit_param **present, ms_part *parts)
     for (int k = 0; k < n; k++) {
         unit_param *p = present[k];
         ms_tensor *g = p->pending;
-        size_t row = (size_t)p->row_numel * size_of(g->dtype);
+        size_t row = (size_t)p->row_numel * ms__element_size(g->dtype);
         parts[k].bytes = parts[k].stride = (uint64_t)(p->outer * p->chunk) * row;
         parts[k].total = (uint64_t)(p->outer * p->rows) * row;
         if (p->outer == 1 && ms__is_contiguous(g)) {

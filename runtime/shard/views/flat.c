@@ -3,7 +3,7 @@
 // optimizers step, and the modules' own parameters are views of the whole.
 #include "shard/views/classic.h"
 
-static void place(unit *u)
+static void place_flat_views(unit *u)
 {
     if (u->n == 0) return;
     unit_param *f = &u->flat;
@@ -34,8 +34,8 @@ static void shown(unit *u)
     for (int j = 0; j < u->n; j++) u->params[j].param->requires_grad = u->flat.local->requires_grad;
 }
 
-static ms_id flat(unit *u) { return ms__unit_local_id(u->flat.local); }
+static ms_id flat_local_id(unit *u) { return ms__unit_local_id(u->flat.local); }
 
 const views ms__views_flat = {
-    CLASSIC_VIEWS, .name = "flat", .one_leaf = true, .place = place, .flat = flat, .shown = shown,
+    CLASSIC_VIEWS, .name = "flat", .one_leaf = true, .place = place_flat_views, .flat = flat_local_id, .shown = shown,
 };

@@ -76,7 +76,7 @@ static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 }
 
 // A flat parameter over the pieces; its grad contains the pieces' grads.
-static ms_id flat(unit *u)
+static ms_id flat_parameter_id(unit *u)
 {
     ms_tensor *g = NULL;
     if (grad_of_pieces(u, &g) != MS_OK) return 0;
@@ -88,6 +88,6 @@ static ms_id flat(unit *u)
 }
 
 const views ms__views_pieces = {
-    CLASSIC_VIEWS,      .name = "pieces", .align = 16,  .keeps_shape = true,
-    .resting = resting, .flat = flat,     .stay = stay, .written = written,
+    CLASSIC_VIEWS,      .name = "pieces",          .align = 16,  .keeps_shape = true,
+    .resting = resting, .flat = flat_parameter_id, .stay = stay, .written = written,
 };

@@ -12,7 +12,7 @@
 
 // ---- parameters --------------------------------------------------------------------------------
 
-static ms_status check(const unit *u, const ms_tensor *t, const ms_tensor *first)
+static ms_status check_gradient(const unit *u, const ms_tensor *t, const ms_tensor *first)
 {
     const char *p = t->name ? t->name : "?", *name = u->name;
     if (t->unit_param)
@@ -159,7 +159,7 @@ static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
     return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
 
-static ms_status land(ms_run *run, reduction *reducing)
+static ms_status land_on_shard(ms_run *run, reduction *reducing)
 {
     reduction r = *reducing;
     *reducing = (reduction) { 0 };
@@ -178,7 +178,7 @@ static ms_status land(ms_run *run, reduction *reducing)
 
 // Adds the gradients of the current backward to the gradients kept from earlier backwards. Gradients that are not
 // reduced now are kept in the reduce dtype, if the unit has one.
-static ms_status take(unit *u)
+static ms_status take_gradients(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
@@ -474,10 +474,10 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 
 const views ms__views_sharded = {
     .name = "sharded",
-    .check = check,
-    .take = take,
+    .check = check_gradient,
+    .take = take_gradients,
     .reduce = reduce,
-    .land = land,
+    .land = land_on_shard,
     .drop_waiting = drop_partial,
     .clear_waiting = clear_waiting,
     .off_home = off_home,
