@@ -238,7 +238,7 @@ describe("a whole job #mpi", function()
       MOONSHARD_LOG = { "fsdp", "all" },
       MOONSHARD_ISA = { "one of v1, v2, v3, v4", "avx2", "v9" },
       MOONSHARD_PROGRESS = { "one of bar, lines", "none" },
-      MOONSHARD_CUDA = { "one of real, emulated, null, off", "yes" },
+      MOONSHARD_CUDA = { "one of real, emulated, ptx, null, off", "yes" },
       MOONSHARD_COMM_MAP = { "one of refuse, refuse-all", "no" },
       MOONSHARD_COMM_NODES = { "a number of nodes, or the node number of every rank, separated by commas", "two", "-1" },
     } do

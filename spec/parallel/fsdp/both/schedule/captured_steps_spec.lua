@@ -148,7 +148,7 @@ ranks.describe(2, "captured steps of two ranks", function()
     end
     local function nothing() end
     assert.matches("warmup = 2", refusal(nothing, nothing, 1))
-    assert.matches("it calls a communication hook of DDP %(.-capture_spec.lua:%d+%)", refusal(function(model)
+    assert.matches("it calls a communication hook of DDP %(.-captured_steps_spec.lua:%d+%)", refusal(function(model)
       model:register_comm_hook(nil, function(_, bucket) ms.dist.all_reduce(bucket.flat) end)
     end, nothing))
     assert.matches("no_sync, join or .- was used after", refusal(nothing, function(model, step)
