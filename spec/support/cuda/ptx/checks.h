@@ -184,11 +184,12 @@ class block_checks
 
   public:
     // A launch begins: finds what it may access. library: an address in the kernel's library, where its constants lie.
-    void begin_launch(void *library)
+    void begin_launch(const void *library)
     {
         static std::atomic<uint64_t> launches { 0 };
         launch = ++launches;
-        constants = library;
+        Dl_info of;
+        constants = dladdr(library, &of) ? of.dli_fbase : nullptr;
         ranges.clear();
         std::lock_guard<std::mutex> hold(memory_lock);
         for (const arena &a : arenas)

@@ -227,7 +227,7 @@ thread_local char *shared_window;
 
 void before_launch(const void *of)
 {
-    if (mode.check) checks.begin_launch(((const translation *)of)->loaded);
+    if (mode.check) checks.begin_launch((const void *)((const translation *)of)->run);
 }
 
 // What an A100 and an H100 offer a block.
