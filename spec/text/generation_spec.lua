@@ -258,6 +258,67 @@ describe("the filters of sampling", function()
   end
 end)
 
+describe("scores that are not finite", function()
+  local sample = require "moonshard.text.generation.sample"
+  local ffi = require "ffi"
+
+  -- A tensor of these numbers in which `bits` stand in place of the number at `at`, from 0. LuaJIT takes NaNs whose first
+  -- 13 bits are ones for values of other types.
+  local function with_bits(numbers, at, bits)
+    local t = ms.tensor(numbers, { dtype = "float32" })
+    local data = ffi.cast("int32_t *", t:data_ptr())
+    data[at] = bits
+    return t, ffi.cast("float *", data)
+  end
+
+  it("pass through the repetition penalty, which changes a token once", function()
+    for _, bits in ipairs { -1, -2, 0x7fc00000, 0x7fffffff, -0x400000, -0x800000, 0x7f800000 } do
+      local scores = with_bits({ { 1, -1, 3, 0 }, { -2, 5, 6, 7 } }, 2, bits)
+      sample.penalize_(scores, { { ids = { 0, 1, 2, 1 } }, { ids = { 3 } } }, 2)
+      local values = scores:tolist()
+      assert.are.same({ 0.5, -2 }, { values[1][1], values[1][2] })
+      assert.are.same({ -2, 5, 6, 3.5 }, values[2])
+      local v = bits == -0x800000 and -math.huge or bits == 0x7f800000 and math.huge
+      assert.is_true(v and values[1][3] == v or not v and values[1][3] ~= values[1][3])
+      assert.are.equal(0, values[1][4])
+    end
+  end)
+
+  it("are no probabilities: none is drawn", function()
+    for _, jit_mode in ipairs { "on", "off" } do
+      jit[jit_mode](sample.draw, true)
+      for _, bits in ipairs { -1, -2, 0x7fc00000, 0x7fffffff, -0x400000, -0x800000, 0x7f800000 } do
+        for at = 0, 99, 33 do
+          local list = {}
+          for k = 1, 100 do list[k] = 0.01 end
+          local t, q = with_bits(list, at, bits)
+          for _, top_p in ipairs { 1, 0.9 } do
+            assert.is_nil(sample.draw(q, 100, { top_k = 50, top_p = top_p, min_p = 0 }, 0.5))
+          end
+          t:release()
+        end
+      end
+    end
+    jit.on(sample.draw, true)
+  end)
+
+  it("are an error when a token is drawn, also of a model whose weights are not finite", function()
+    local model = Next()
+    local forward = model.forward
+    model.forward = function(...)
+      local logits = forward(...)
+      ffi.cast("int32_t *", logits:data_ptr())[1] = -1
+      return logits
+    end
+    for _, o in ipairs { { do_sample = true }, { do_sample = true, repetition_penalty = 2 } } do
+      local ok, message = pcall(generate, model, { { 0 } }, o)
+      assert.is_false(ok)
+      assert.matches("generate: the logits of row 1 are not finite", message, 1, true)
+    end
+    assert.are.equal(9, #generate(model, { { 0 } }, { repetition_penalty = 2, max_new_tokens = 8 }):tolist()[1])
+  end)
+end)
+
 describe("generate of models.GPT", function()
   it("with a cache gives the tokens of whole texts, also beyond the context", function()
     for _, position in ipairs { "learned", "alibi" } do

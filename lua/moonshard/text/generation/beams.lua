@@ -2,9 +2,7 @@
 --- Beam search as transformers' (5.24): the best continuations of all beams of a text are found together; those that end
 --- the text leave the beams and compete by score / length^length_penalty.
 local create = require "moonshard.tensor.create"
-local engine = require "moonshard.core.ffi"
 local sample = require "moonshard.text.generation.sample"
-local ffi, lib = engine.ffi, engine.lib
 
 local M = {}
 
@@ -57,10 +55,7 @@ local function best(logits, texts, run, count)
   for _, text in ipairs(texts) do
     for _, beam in ipairs(text.beams) do scores[#scores + 1] = beam.score end
   end
-  if run.o.repetition_penalty ~= 1 then
-    local data = ffi.cast("float *", lib.ms_data_ptr(shares.id))
-    for r, row in ipairs(run.rows) do sample.penalize(data + (r - 1) * V, row.ids, run.o.repetition_penalty) end
-  end
+  if run.o.repetition_penalty ~= 1 then sample.penalize_(shares, run.rows, run.o.repetition_penalty) end
   local all = (shares + create.tensor(scores, { dtype = "float32" }):unsqueeze(2)):reshape(#texts, N * V)
   local values, places = all:topk(math.min(count, N * V), 2)
   values, places = values:tolist(), places:tolist()

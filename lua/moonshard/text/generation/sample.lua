@@ -4,6 +4,7 @@
 --- without sorting, as in a radix sort. Rows are chosen one by one on the CPU, so that a row's tokens do not depend on
 --- the batch.
 local bit = require "bit"
+local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local raw = require "moonshard.data.raw"
@@ -65,12 +66,17 @@ local function ties(value, above, target) return math.max(1, math.ceil((target -
 
 local as_float = ffi.new "union { int32_t bits; float value; }"
 
--- The sum of all probabilities, and the bits of the largest one.
+local INFINITY = 0x7f800000                            -- bits of it; those of NaNs are above, or have the sign
+
+-- The sum of all probabilities, and the bits of the largest one. Nothing if one is not finite: its bits tell, because
+-- LuaJIT takes some NaNs that it did not make for values of other types.
 local function sum_and_best(q, bits, n)
   local total, best = 0, 0
   for i = 0, n - 1 do
+    local b = bits[i]
+    if b < 0 or b >= INFINITY then return nil end
     total = total + q[i]
-    if bits[i] > best then best = bits[i] end
+    if b > best then best = b end
   end
   return total, best
 end
@@ -101,7 +107,7 @@ end
 function M.draw(q, n, o, u)
   local bits = ffi.cast("int32_t *", q)
   local total, best = sum_and_best(q, bits, n)
-  if not (total > 0 and total < math.huge) then return nil end
+  if not total or total == 0 then return nil end
   if n > room then ids, room = ffi.new("int32_t[?]", n), n end
   for i = 0, n - 1 do ids[i] = i end
   local floor, allowed, _ = 0, n, nil
@@ -127,18 +133,20 @@ function M.draw(q, n, o, u)
   return (walk(q, bits, n, u * total, floor, allowed))
 end
 
---- Changes the scores of a row's tokens as its repetition penalty says (Keskar et al. 2019).
----@param scores ffi.cdata*  float[n]
----@param row integer[]  the tokens so far, from 0
+--- Changes the scores of the tokens that each row has as its repetition penalty says (Keskar et al. 2019).
+---@param scores Tensor  [rows, V]
+---@param rows { ids: integer[] }[]  the tokens so far, from 0
 ---@param penalty number
-function M.penalize(scores, row, penalty)
-  local seen = {}
-  for _, id in ipairs(row) do
-    if not seen[id] then
-      seen[id] = true
-      scores[id] = scores[id] < 0 and scores[id] * penalty or scores[id] / penalty
-    end
+function M.penalize_(scores, rows, penalty)
+  local longest, lists = 0, {}
+  for _, row in ipairs(rows) do longest = math.max(longest, #row.ids) end
+  for r, row in ipairs(rows) do
+    lists[r] = {}
+    for k = 1, longest do lists[r][k] = row.ids[k] or row.ids[1] end
   end
+  local at = create.tensor(lists, { dtype = "int64" })
+  local had = scores:gather(2, at)
+  scores:scatter_(2, at, (had * penalty):where(had:lt(0), had / penalty))
 end
 
 --- The next token of each row.
@@ -148,10 +156,7 @@ end
 ---@return integer[]
 function M.choose(logits, rows, o)
   local V = logits:size(2)
-  if o.repetition_penalty ~= 1 then
-    local data = ffi.cast("float *", lib.ms_data_ptr(logits.id))
-    for r, row in ipairs(rows) do M.penalize(data + (r - 1) * V, row.ids, o.repetition_penalty) end
-  end
+  if o.repetition_penalty ~= 1 then M.penalize_(logits, rows, o.repetition_penalty) end
   if not o.do_sample then return logits:argmax(2):tolist() end
   local held, data = raw.contiguous((o.temperature == 1 and logits or logits / o.temperature):softmax(2))
   local q, out = ffi.cast("float *", data), {}
