@@ -13,6 +13,8 @@ local has_pcre = pcall(ffi.load, "libpcre2-8.so.0")
 local has_forms = pcall(ffi.load, "libutf8proc.so.2")
 local NORMALIZES = { qwen2 = true, clip = true, bert = true, bert_cased = true }
 
+local rounded = ffi.new "float[1]"
+
 local function open(kind) return ms.text.tokenizer(DATA .. kind .. ".json") end
 local function flat(t) return t:flatten():tolist() end
 local function read(kind) return cjson.decode(process.read(DATA .. kind .. ".json")) end
@@ -57,6 +59,77 @@ describe("tokenizer.json", function()
       end)
     end)
   end
+end)
+
+-- Without offsets, words and chunks are remembered, and texts are divided in another way.
+describe("a text without offsets", function()
+  if not has_pcre then return pending "this system has no PCRE2" end
+  local PARTS = { " ", "  ", "   ", "\n", "\t", "\n    ", "\227\128\128", "\226\150\129", " \226\150\129", "\194\160",
+    "e\204\129", "\204\129", " \204\129", "A\204\138", "\239\172\129", "\194\189", "\226\128\139", "\0", "\255",
+    "\226\150", "<mask>", "<s>", "tool", "deal", "the", "Software", " to", " deal", " without", ",", ".", "'s", "12",
+    " 345", "(", ")", "restriction", " limitation", "\228\189\160", "\240\159\152\128", "zzzzzz", "####", "    x",
+    ("and "):rep(70), ("ab"):rep(150) }
+  local function text_of(seed, n)
+    local parts = {}
+    for k = 1, n do
+      seed = seed * 16807 % 2147483647
+      parts[k] = PARTS[1 + seed % #PARTS]
+    end
+    return table.concat(parts)
+  end
+  local names = { "unigram.model", "bpe.model" }
+  for _, kind in ipairs(KINDS) do names[#names + 1] = kind .. ".json" end
+  for _, name in ipairs(names) do
+    it("has the same tokens: " .. name, function()
+      if NORMALIZES[name:match "^[%w_]+"] and not has_forms then return pending "this system has no utf8proc" end
+      local t = ms.text.tokenizer(DATA .. name)
+      for k = 1, 200 do
+        -- In long texts a unigram model's sums are large, and rounding decides between ways.
+        local text = text_of(k, k % 100 == 0 and 1000 or k % 9)
+        for _, parse in ipairs { false, true } do
+          local want = t:encode(text, { offsets = true, parse = parse })
+          for _ = 1, 2 do
+            local got = t:encode(text, { parse = parse })
+            if want:numel() ~= got:numel() or got:numel() > 0 and not want:equal(got) then
+              assert.are.same({ text, flat(want) }, { text, flat(got) })
+            end
+          end
+        end
+      end
+    end)
+  end
+end)
+
+describe("chunks of a unigram model", function()
+  local chunks, unigram = require "moonshard.text.chunks", require "moonshard.text.unigram"
+  local SIGN = "\226\150\129"
+
+  it("have the tokens of the whole text where rounding decides", function()
+    -- Tokens of several characters score as these do, but for the sixth digit.
+    local ids, scores, n = {}, {}, 0
+    for token in ("a b c _ aa ab ba bc aab bca _a _bc ccc"):gsub("_", SIGN):gmatch "%S+" do
+      ids[token] = n
+      scores[n] = -5.4321 * #token:gsub(SIGN, "s") + (n % 5 - 2) * 1e-5
+      rounded[0] = scores[n]
+      scores[n], n = rounded[0], n + 1
+    end
+    local model = unigram.new { ids = ids, scores = scores, unknown = 99, single = true, cut = SIGN }
+    local of = chunks.new { model = model, sign = SIGN, prefix = true, squeezes = false,
+      maps = function(s) return s:gsub(" ", SIGN), false, false end }
+    local words, seed = {}, 3
+    for k = 1, 3000 do
+      seed = seed * 16807 % 2147483647
+      words[k] = ("abc"):sub(1 + seed % 3) .. ("aabcca"):sub(1 + seed % 5, 1 + seed % 7) .. ("c"):rep(seed % 4)
+    end
+    local text = table.concat(words, " ")
+    for _ = 1, 2 do
+      local list = { n = 0, room = 30000, ids = ffi.new "int64_t[30000]" }
+      assert.is_true(of:add(list, text))
+      local want = model:encode(SIGN .. text:gsub(" ", SIGN))
+      assert.are.equal(want.n, list.n)
+      for k = 1, want.n do assert.are.equal(want[k], tonumber(list.ids[k - 1])) end
+    end
+  end)
 end)
 
 describe("SentencePiece's model", function()

@@ -60,6 +60,11 @@ local function word_before(regex, s, i)
   return from >= 1 and regex:find(s:sub(from, i - 1), 1) ~= nil
 end
 
+--- Whether a text has one of the tokens.
+---@param s string
+---@return boolean
+function Added:finds(s) return self._regex:find(s, 1) ~= nil end
+
 --- Calls fn(i, j, id) for each added token in a text and fn(i, j) for what is between them, in order.
 ---@param s string
 ---@param fn fun(i: integer, j: integer, id: integer?)

@@ -24,7 +24,7 @@ local M = { BASE = BASE }
 --- character without a token; o.fuse: neighbouring ones become one. o.bytes: ids by byte, for such characters.
 --- o.cut: a text that begins a word unless it follows itself: no token has it after another text.
 function M.new(o)
-  local self = setmetatable({ ids = o.ids, _o = o, _words = {}, _cached = 0 }, BPE)
+  local self = setmetatable({ ids = o.ids, cut = o.cut, _o = o, _words = {}, _cached = 0 }, BPE)
   if o.ranks then
     self._ranks, self._joined = o.ranks, o.joined
     return self
@@ -258,5 +258,26 @@ function BPE:encode(word)
   ids.sizes, ids.n = sizes, n
   return ids
 end
+
+--- The tokens of a part of a text, which do not depend on the sum of scores before it; as Unigram:chunk.
+---@param word string
+---@param sum number
+---@return integer[]
+---@return number
+function BPE:chunk(word, sum) return self:encode(word), sum end
+
+--- The tokens of a part of a text, for one who remembers them.
+---@param word string
+---@return integer[]
+function BPE:remember(word)
+  if next_cut(word, self.cut, 1) then return self:encode(word) end
+  local ids = encode_word(self, word)
+  ids.n = #ids
+  return ids
+end
+
+function BPE.defined(_, _, sum) return sum end
+
+BPE.reach = 0
 
 return M

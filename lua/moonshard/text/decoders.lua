@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Decoders: from tokens to text. A decoder is fn(tokens): tokens, whose concatenation is the text.
-local bytes = require "moonshard.text.bytes"
+local bytes = require "moonshard.text.byte_level"
 local opts = require "moonshard.core.opts"
 local regexes = require "moonshard.text.regex"
 local splitters = require "moonshard.text.splitters"

@@ -2,7 +2,6 @@
 --- The files of tokenizers: tokenizer.json, vocab.json with merges.txt, tiktoken's, and the file of Tokenizer:save.
 local base64 = require "moonshard.core.base64"
 local bpe = require "moonshard.text.bpe"
-local bytes = require "moonshard.text.bytes"
 local data = require "moonshard.data.tokenizer"
 local decoders = require "moonshard.text.decoders"
 local errors = require "moonshard.core.errors"
@@ -67,7 +66,7 @@ local function from_json(text, path, named)
   local is_raw, tokens = split.bytes and decodes_bytes, {}
   for token, id in pairs(ids) do
     if tokens[id] then node:fail("model.vocab", ("has id %d twice"):format(id)) end
-    tokens[id] = is_raw and bytes.of(token) or token
+    tokens[id] = is_raw and levels.of(token) or token
   end
   return tokenizer.new({ model = model, tokens = tokens, added = added_of(node), splitters = split, decoder = decoder,
     normalizer = normalizers.read(node:child "normalizer"), template = templates.read(node:child "post_processor"),

@@ -2,7 +2,6 @@
 --- Tokenizers in GGUF files, as llama.cpp has them: byte-level BPE ("gpt2") with its merges, and SentencePiece's BPE
 --- ("llama") with the scores of its pieces.
 local bpe = require "moonshard.text.bpe"
-local bytes = require "moonshard.text.bytes"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.gguf"
 local levels = require "moonshard.text.byte_level"
@@ -49,7 +48,8 @@ end
 
 local function byte_level(o, values)
   local split, model = o.splitters, o.model
-  local pattern, pre = #split == 1 and split.regex and not split.drops and split.regex:pattern() or nil, nil
+  local plain, pre = #split == 1 and split.regex and not (split.drops or split.prefix), nil
+  local pattern = plain and split.regex:pattern() or nil
   for k = #PRE, 1, -1 do
     if levels.PATTERNS[PRE[k][2]] == pattern and PRE[k][3] == (model._o.whole or false) then pre = PRE[k][1] end
   end
@@ -59,7 +59,7 @@ local function byte_level(o, values)
   local order, merges = {}, {}
   for pair, rank in pairs(model._o.ranks) do order[#order + 1] = { rank, pair } end
   table.sort(order, function(a, b) return a[1] < b[1] end)
-  local function text(id) return bytes.text(o.tokens[id]) end
+  local function text(id) return levels.text(o.tokens[id]) end
   for k, entry in ipairs(order) do
     local first = math.floor(entry[2] / bpe.BASE)
     merges[k] = text(first) .. " " .. text(entry[2] - first * bpe.BASE)
@@ -123,7 +123,7 @@ function M.values(t, n)
   if not o.model._joined then return nil, "it is no BPE" end
   for id = 0, n - 1 do
     local token = o.tokens[id]
-    if token and o.raw and not t._added[id] then token = bytes.text(token) end
+    if token and o.raw and not t._added[id] then token = levels.text(token) end
     tokens[id + 1] = token or ("[PAD%d]"):format(id)
     types[id + 1] = not token and UNUSED or t._special[id] and CONTROL or t._added[id] and USER or NORMAL
   end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The models of tokenizer.json: how a word becomes tokens.
 local bpe = require "moonshard.text.bpe"
-local bytes = require "moonshard.text.bytes"
+local bytes = require "moonshard.text.byte_level"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local nodes = require "moonshard.text.node"

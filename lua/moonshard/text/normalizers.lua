@@ -108,6 +108,11 @@ function kinds.Replace(node)
   local plain, new = pattern:gsub("%p", "%%%0"), content:gsub("%%", "%%%%")
   return function(piece)
     if piece.plain and not is_regex then return { s = piece.s:gsub(plain, new), at = 0, plain = true } end
+    if piece.plain then
+      local s, out = piece.s, {}
+      splitters.each(regex, s, function(i, j, matches) out[#out + 1] = matches and content or s:sub(i, j) end)
+      return { s = table.concat(out), at = 0, plain = true }
+    end
     local changes = {}
     splitters.each(regex, piece.s, function(i, j, matches)
       if matches then changes[#changes + 1] = { i, j, content, j } end

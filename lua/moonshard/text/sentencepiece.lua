@@ -2,6 +2,7 @@
 --- SentencePiece's model files: a message of Protocol Buffers with pieces, their scores, and how text is normalized.
 local bpe = require "moonshard.text.bpe"
 local charsmaps = require "moonshard.text.charsmap"
+local chunks = require "moonshard.text.chunks"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local pieces = require "moonshard.text.pieces"
@@ -69,13 +70,19 @@ end
 
 -- ---- normalizing ----------------------------------------------------------------------------------------
 
-local function normalizer(spec, map)
-  local prefix, squeezes, escapes = spec.prefix ~= 0, spec.squeezes ~= 0, spec.escapes ~= 0
-  local sign = escapes and SPACE or " "
-  return function(piece)
-    local s, changes, at, seen, is_space = piece.s, {}, 1, false, squeezes
+-- A function that normalizes a string: fn(s, is_space, change) calls change(at, stop, old, new) for its parts, and
+-- returns the new string, whether it ends in a space, and whether a space and what follows it could have changed it.
+-- is_space: what is before the string ends in a space.
+local function mapper(spec, map)
+  local squeezes, sign, keeps_ascii = spec.squeezes ~= 0, spec.escapes ~= 0 and SPACE or " ", map:keeps_ascii()
+  return function(s, is_space, change)
+    if keeps_ascii and not change and s:find "^ *[\33-\126]+$" then
+      if squeezes then s = s:gsub("^ +", is_space and "" or " ") end
+      return s:gsub(" ", sign), false, false
+    end
+    local out, at, goes_on = {}, 1, false
     while at <= #s do
-      local new, size = map:longest(s, at)
+      local new, size, more = map:longest(s, at)
       local stop = size and at + size - 1 or pieces.char_end(s, at)
       local old = s:sub(at, stop)
       new = new or (#old == 1 and old:byte() > 127 and "\239\191\189" or old)
@@ -83,17 +90,40 @@ local function normalizer(spec, map)
       if new ~= "" then
         is_space = squeezes and new:sub(-1) == " "
         new = new:gsub(" ", sign)
-        if not seen and prefix then new = sign .. new end
-        seen = true
       end
-      if new ~= old then changes[#changes + 1] = { at, stop, new, at } end
-      at = stop + 1
+      out[#out + 1] = new
+      if change then change(at, stop, old, new) end
+      at, goes_on = stop + 1, goes_on or more
     end
+    return table.concat(out), is_space, goes_on
+  end
+end
+
+local function normalizer(spec, maps)
+  local prefix, squeezes = spec.prefix ~= 0, spec.squeezes ~= 0
+  local sign = spec.escapes ~= 0 and SPACE or " "
+  return function(piece)
+    local changes, seen = {}, false
+    maps(piece.s, squeezes, function(at, stop, old, new)
+      if new ~= "" and not seen and prefix then new = sign .. new end
+      seen = seen or new ~= ""
+      if new ~= old then changes[#changes + 1] = { at, stop, new, at } end
+    end)
     piece = pieces.change(piece, changes)
     local stop = #piece.s
     while squeezes and stop > 0 and piece.s:sub(stop - #sign + 1, stop) == sign do stop = stop - #sign end
     return pieces.part(piece, 1, stop)
   end
+end
+
+-- Encodes texts by chunks; nil if tokens could reach from one to the next. added: the tokens that a user has defined.
+local function chunks_of(spec, map, maps, model, added)
+  if not model.cut or spec.escapes == 0 or map:begins(32) then return nil end
+  for _, token in ipairs(added) do
+    if token.normalized and token.text:find(SPACE, 1, true) then return nil end
+  end
+  return chunks.new { model = model, maps = maps, sign = SPACE, prefix = spec.prefix ~= 0,
+    squeezes = spec.squeezes ~= 0 }
 end
 
 -- ---- decoding -------------------------------------------------------------------------------------------
@@ -151,14 +181,15 @@ function M.of(list, train, spec, damaged)
   end
   if not unknown then damaged "it has no unknown piece" end
   local o = { ids = ids, scores = scores, unknown = unknown, bytes = train.fallback ~= 0 and fallback or nil,
-    fuse = true, by_char = true, single = true, cut = train.kind == 2 and bpe.cut_at(ids, SPACE) or nil }
+    fuse = true, by_char = true, single = true, cut = bpe.cut_at(ids, SPACE) }
   local named = {}
   for name, id in pairs { bos_id = train.bos, eos_id = train.eos, pad_id = train.pad } do
     named[name] = whole_is(id) and tokens[id] or nil
   end
-  return { model = train.kind == 2 and bpe.new(o) or unigram.new(o), tokens = tokens, added = added, splitters = {},
-    spans = true,
-    normalizer = normalizer(spec, map), decoder = decoder(spec, tokens[unknown], texts), named = named }
+  local model, maps = train.kind == 2 and bpe.new(o) or unigram.new(o), mapper(spec, map)
+  return { model = model, tokens = tokens, added = added, splitters = {}, spans = true,
+    normalizer = normalizer(spec, maps), chunks = chunks_of(spec, map, maps, model, added),
+    decoder = decoder(spec, tokens[unknown], texts), named = named }
 end
 
 --- The parts of a tokenizer (see tokenizer.new) of a model file's bytes.

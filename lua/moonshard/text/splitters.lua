@@ -1,7 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Pre-tokenizers: they divide pieces into words, which tokens do not cross. A splitter is fn(piece, emit, at_start),
 --- which calls emit(piece) for each word; at_start: the piece begins the text. The field `regex` of a list of
---- splitters is set if one regular expression does it all: each match is a word, and each gap, unless `drops` is set.
+--- splitters is set if the first one is a regular expression: each match is a word, and each gap, unless `drops` is
+--- set; and the others, if there are any, divide equal words in the same way. `prefix` is set if a space is put before
+--- texts that begin with none.
+local bpe = require "moonshard.text.bpe"
 local levels = require "moonshard.text.byte_level"
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
@@ -111,11 +114,10 @@ function kinds.ByteLevel(node)
   local prefix = node:get("add_prefix_space", opts.boolean) ~= false
   local regex = node:get("use_regex", opts.boolean) ~= false and regex_of(node, "use_regex", levels.PATTERNS.gpt2) or nil
   local split = regex and split_by(regex, "Isolated", false)
-  if regex and not prefix then return split, regex end
   return function(piece, emit)
     if prefix and #piece.s > 0 and piece.s:byte() ~= 32 then piece = pieces.change(piece, { { 1, 0, " ", 1 } }) end
     if split then split(piece, emit) else emit(piece) end
-  end, not prefix and "nothing" or nil
+  end, regex or not prefix and "nothing" or nil, false, prefix
 end
 
 function kinds.Split(node)
@@ -162,10 +164,11 @@ function M.read(node, list)
   end
   if not kinds[kind] then node:fail("type", ("is '%s', which Moonshard does not have"):format(kind)) end
   if list.bytes then node:fail("type", ("is '%s' after ByteLevel, which Moonshard does not have"):format(kind)) end
-  local split, regex, drops = kinds[kind](node)
+  local split, regex, drops, prefix = kinds[kind](node)
   list.bytes = kind == "ByteLevel"
   if regex == "nothing" then return list end
-  list.regex, list.drops = #list == 0 and regex or nil, drops
+  if #list == 0 then list.regex, list.drops, list.prefix = regex, drops, prefix end
+  if kind == "Metaspace" then list.regex = nil end      -- a word that begins the text is another one there
   list[#list + 1] = split
   return list
 end
@@ -180,6 +183,30 @@ function M.words(list, piece, emit, at_start, k)
   k = k or 1
   if k > #list then return emit(piece) end
   list[k](piece, k == #list and emit or function(part) M.words(list, part, emit, at_start, k + 1) end, at_start)
+end
+
+local Divided = {}
+Divided.__index = Divided
+
+local function encode_word(self, word)
+  local ids, n = {}, 0
+  M.words(self._splitters, pieces.new(word, 1, true), function(part)
+    local of = self._model:encode(part.s)
+    for k = 1, of.n do ids[n + k] = of[k] end
+    n = n + of.n
+  end, false, 2)
+  return ids
+end
+
+function Divided:encode(word) return bpe.remembered(self, word, encode_word) end
+
+--- A model that encodes the words of the first splitter: the others divide them for `model`. Without their sizes.
+---@param list table  splitters, with field regex
+---@param model table
+---@return table
+function M.model_of(list, model)
+  if #list < 2 then return model end
+  return setmetatable({ _splitters = list, _model = model, _words = {}, _cached = 0 }, Divided)
 end
 
 return M

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The tokenizer of ms.text: added tokens, normalizer, splitters, model, template and decoder, as the files say.
 local added = require "moonshard.text.added"
-local bytes = require "moonshard.text.bytes"
+local bytes = require "moonshard.text.byte_level"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -45,6 +45,7 @@ function M.new(o, who)
       before[#before + 1] = token
     end
   end
+  self._model = splitters.model_of(o.splitters, o.model)
   self._before, self._after = added.new(before, who), added.new(after, who)
   for name, token in pairs(o.named or {}) do self[name] = self._ids[token] end
   return self
@@ -63,6 +64,8 @@ List.__index = List
 local function new_list(offsets)
   return setmetatable({ n = 0, room = 64, ids = ffi.new "int64_t[64]", offsets = offsets and {} or nil }, List)
 end
+
+local kept, KEPT = nil, 2 ^ 16                          -- a list that the next text uses; its most room
 
 function List:reserve(more)
   if self.n + more <= self.room then return self.ids end
@@ -113,7 +116,8 @@ end
 
 -- The tokens of a word with offsets: those of a piece. most: for offsets by SentencePiece's rule, as for span.
 local function add_piece(list, model, piece, text, most)
-  local ids = model:encode(piece.s)
+  local ids
+  if list.sum then ids, list.sum = model:chunk(piece.s, list.sum) else ids = model:encode(piece.s) end
   local buffer, at = list:reserve(#ids), 1
   for k = 1, #ids do
     buffer[list.n] = ids[k]
@@ -169,16 +173,21 @@ end
 local function add_part(self, list, text, i, j, skip)
   local o = self._o
   local split, model = o.splitters, o.model
-  local piece = pieces.new(i == 1 and j == #text and text or text:sub(i, j), i, not list.offsets)
+  local part = i == 1 and j == #text and text or text:sub(i, j)
+  if o.chunks and not list.offsets and o.chunks:add(list, part, self._after) then return end
+  local piece = pieces.new(part, i, not list.offsets)
   if o.normalizer then piece = o.normalizer(piece) end
   if not list.offsets and split.regex and not self._after then
-    return add_plain(list, model, split.regex, piece.s, split.drops)
+    local s = split.prefix and #piece.s > 0 and piece.s:byte() ~= 32 and " " .. piece.s or piece.s
+    return add_plain(list, self._model, split.regex, s, split.drops)
   end
   local function emit(word)
     if #word.s > 0 then add_piece(list, model, word, text, o.spans and j) end
   end
   if not self._after then return splitters.words(split, piece, emit, i == 1) end
+  list.sum = o.spans and 0 or nil                       -- of SentencePiece's scores
   self._after:each(piece.s, function(a, b, id)
+    if id and o.spans then list.sum = model:defined(b - a + 1, list.sum) end
     if id and not list.offsets then
       list:add(id)
     elseif id then
@@ -187,6 +196,7 @@ local function add_part(self, list, text, i, j, skip)
       splitters.words(split, pieces.part(piece, a, b), emit, i == 1 and a == 1)
     end
   end, skip)
+  list.sum = nil
 end
 
 -- The number of characters of white space in a string, at its beginning or end.
@@ -282,7 +292,7 @@ function TextTokenizer:encode(text, given)
   local more = (o.pair or o.offsets) and {} or nil
   local list
   if not more then
-    list = new_list()
+    list, kept = kept or new_list(), nil
     for _, part in ipairs(template) do
       if part.sequence then add_text(self, list, text, not o.parse) end
       for _, id in ipairs(part.ids or {}) do list:add(id) end
@@ -300,6 +310,8 @@ function TextTokenizer:encode(text, given)
   end
   local tokens = raw.tensor("int64", { list.n }, list.ids)
   if more then return tokens, more end                  -- a second nil would be a value of print's
+  list.n = 0
+  if list.room <= KEPT then kept = list end
   return tokens
 end
 

@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Trains byte-level BPE. The tokens are numbered as PyPI's `tokenizers` does: special ones, bytes in the order of their
 --- characters, merges.
-local bytes = require "moonshard.text.bytes"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.text.files"
 local levels = require "moonshard.text.byte_level"
@@ -36,9 +35,9 @@ function M.bpe(texts, given)
     added[k] = { id = add(text), content = text, special = true }
   end
   local chars, id_of, list = {}, {}, {}
-  for b = 0, 255 do chars[b + 1] = bytes.char[b] end
+  for b = 0, 255 do chars[b + 1] = levels.char[b] end
   table.sort(chars)
-  for _, char in ipairs(chars) do id_of[bytes.byte[char]:byte()] = vocab[char] or add(char) end
+  for _, char in ipairs(chars) do id_of[levels.byte[char]:byte()] = vocab[char] or add(char) end
   local function each(text, fn)
     splitters.each(regex, text, function(i, j) fn(text:sub(i, j)) end)
   end
