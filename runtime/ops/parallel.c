@@ -19,7 +19,9 @@
 
 enum {
     PARALLEL_FROM = 32768,  // number of elements below which waking a helper costs more than it saves
-    SPINS = 1000,           // about 40 us: longer than a script takes between two operators
+    SPIN_NS = 50000,        // a helper spins longer than a script takes between two loops, such as a decoder's products
+    PAUSES = 32,            // between two looks at the clock; one takes from 13 to 50 ns
+    SPINS = 1000,           // pauses of the caller before it lets other processes run
     MAX_THREADS = 1024,
     LINE = 64,
 };
@@ -79,10 +81,10 @@ static void *helper(void *number)
     thread_number = (int)(intptr_t)number;
     uint32_t seen = 0;
     for (;;) {
-        int spins = 0;
+        int64_t from = ms__now_ns();
         uint32_t now;
-        while ((now = __atomic_load_n(&team.generation, __ATOMIC_SEQ_CST)) == seen) {
-            if (spins++ < SPINS) {
+        for (int spins = 1; (now = __atomic_load_n(&team.generation, __ATOMIC_SEQ_CST)) == seen; spins++) {
+            if (spins % PAUSES != 0 || ms__now_ns() - from < SPIN_NS) {
                 pause_cpu();
                 continue;
             }
