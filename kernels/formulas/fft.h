@@ -67,18 +67,33 @@ MS_FN void R(ms_fft_butterfly)(int r, REAL sign, REAL *re, REAL *im, const REAL 
         im[3] = di + ei;
         return;
     }
-    REAL br[MS_FFT_LARGEST], bi[MS_FFT_LARGEST];
-    for (int t = 0; t < r; t++) {
-        REAL x = re[0], y = im[0];
-        for (int k = 1; k < r; k++) {
-            REAL c = wr[t * k % r], s = wi[t * k % r];
-            x += re[k] * c - im[k] * s;
-            y += re[k] * s + im[k] * c;
-        }
-        br[t] = x;
-        bi[t] = y;
+    // An odd prime: elements k and r - k have conjugate factors, and so have the sums t and r - t.
+    int half = r / 2;
+    REAL first_re = re[0], first_im = im[0], br[MS_FFT_LARGEST], bi[MS_FFT_LARGEST];
+    for (int k = 1; k <= half; k++) {
+        REAL a = re[r - k], b = im[r - k];
+        re[r - k] = re[k] - a;
+        im[r - k] = im[k] - b;
+        re[k] += a;
+        im[k] += b;
+        re[0] += re[k];
+        im[0] += im[k];
     }
-    for (int t = 0; t < r; t++) {
+    for (int t = 1; t <= half; t++) {
+        REAL x = first_re, y = first_im, u = 0, v = 0;
+        for (int k = 1; k <= half; k++) {
+            REAL c = wr[t * k % r], s = wi[t * k % r];
+            x += re[k] * c;
+            y += im[k] * c;
+            u += im[r - k] * s;
+            v += re[r - k] * s;
+        }
+        br[t] = x - u;
+        bi[t] = y + v;
+        br[r - t] = x + u;
+        bi[r - t] = y - v;
+    }
+    for (int t = 1; t < r; t++) {
         re[t] = br[t];
         im[t] = bi[t];
     }

@@ -59,6 +59,40 @@ describe("fft", function()
     assert.are.equal(0, fft.fft(ms.zeros(0, 8, 2)):numel())
   end)
 
+  -- Lines of 256 and more are transformed as matrices, shorter ones and columns 16 at a time.
+  it("transforms lines and columns of every layout, complex and real, with gradients", function()
+    for _, case in ipairs {
+      { { 3, 256 }, 2 }, { { 2, 300 }, 2 }, { { 1, 1000 }, 2 }, { { 300, 19 }, 1 }, { { 19, 24 }, 2 },
+      { { 33, 25 }, 2 }, { { 5, 24, 7 }, 2 }, { { 2, 300, 3 }, 2 }, { { 3, 338 }, 2 }, { { 2, 514 }, 2 },
+      { { 514, 2 }, 1 }, { { 40, 300 }, 2, 21 }, { { 300, 40 }, 1, 21 }, { { 24, 40 }, 1, 17 },
+      { { 40, 24 }, 2, 1 },
+    } do
+      ms.scope(function()
+        local shape, d, kept = unpack(case)
+        local x = ms.randn(shape, F64)
+        if kept then x = x:narrow(3 - d, 3, kept) end                       -- a view
+        local n, whole = x.shape[d], fft.fft(fft.complex(x), { dim = d })
+        local lines = whole:transpose(d, #shape):reshape(-1, n, 2)
+        local reals = x:transpose(d, #shape):reshape(-1, n)
+        for _, k in ipairs { 1, math.ceil(lines.shape[1] / 2), lines.shape[1] } do
+          near(lines[k], slow(fft.complex(reals[k]), -1), 1e-9)
+        end
+        local half = fft.rfft(x, { dim = d })
+        near(half, whole:narrow(d, 1, math.floor(n / 2) + 1), 1e-10)
+        near(fft.irfft(half, { dim = d, n = n }), x)
+        near(fft.ifft(whole, { dim = d }), fft.complex(x))
+        -- The gradient of a linear function's product with g, times its argument, is that product.
+        for _, of in ipairs { { fft.rfft, x }, { function(h) return fft.irfft(h, { dim = d, n = n }) end, half } } do
+          local z = of[2]:clone():requires_grad_(true)
+          local result = of[1](z, of[1] == fft.rfft and { dim = d } or nil)
+          local product = (result * ms.randn(result.shape, F64)):sum()
+          product:backward()
+          near((z.grad * z):sum():detach(), product:detach(), 1e-9)
+        end
+      end)
+    end
+  end)
+
   it("turns convolutions into products, with gradients", function()
     local x, k = ms.randn(8, F64):requires_grad_(true), ms.randn(8, F64):requires_grad_(true)
     local function circular(a, b) return fft.irfft(fft.mul(fft.rfft(a), fft.rfft(b)), { n = 8 }) end
