@@ -99,6 +99,7 @@ typedef struct {
 } origin;
 
 enum { NAME = 160, SUFFIX = 95 };  // longer names are cut off: file systems allow 255 bytes
+enum { LATER = 500 };              // 5 seconds
 
 static void origin_text(const origin *o, char *out)
 {
@@ -156,6 +157,7 @@ static bool start_of(long pid, unsigned long long *out)
 }
 
 // Whether the process of an origin has certainly ended. kill also finds processes of other users, which /proc may hide.
+// An emulator (qemu) shows a process a start time of its own, that of the emulation; it is a little later.
 static bool has_ended(const origin *o)
 {
     char host[17];
@@ -163,7 +165,7 @@ static bool has_ended(const origin *o)
     host_of_this_process(host);
     if (strcmp(o->host, host) || !strcmp(host, "0000000000000000")) return false;
     if (kill((pid_t)o->pid, 0) && errno == ESRCH) return true;
-    return o->start && start_of(o->pid, &start) && start != o->start;
+    return o->start && start_of(o->pid, &start) && (!start || start > o->start || o->start - start > LATER);
 }
 
 ms_status ms__temporary_name(const char *name, char *out)

@@ -96,6 +96,14 @@ describe("a whole job #mpi", function()
     end
     check(true)
     for k = 1, #leftovers do ffi.C.munmap(mapping[k], 4096) end
+    -- A process in another root has the files under other paths, of the same names.
+    local folder = process.temp_folder()
+    for k, path in ipairs(leftovers) do
+      open[k] = ffi.C.open(folder .. path:match "/[^/]+$", 0x42, ffi.new("int", 0x180))
+    end
+    check(true)
+    for k = 1, #leftovers do ffi.C.close(open[k]) end
+    process.remove_folder(folder)
     check(false)
   end)
 

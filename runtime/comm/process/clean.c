@@ -42,13 +42,12 @@ static void list_files(const char *folder)
     if (d) closedir(d);
 }
 
+// Unlists the files of this name: a process in another root (a container) has the same file under another path.
 static void unlist_file(const char *path)
 {
-    for (int k = 0; k < stale.n; k++)
-        if (strcmp(path, stale.names[k]) == 0) {
-            memmove(stale.names[k], stale.names[--stale.n], NAME);
-            return;
-        }
+    const char *name = strrchr(path, '/');
+    for (int k = 0; name && k < stale.n; k++)
+        if (strcmp(name, strrchr(stale.names[k], '/')) == 0) memmove(stale.names[k--], stale.names[--stale.n], NAME);
 }
 
 // Removes from the list the files that a process uses. Checks the process's descriptors before its mappings, because a
