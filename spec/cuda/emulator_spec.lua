@@ -77,6 +77,13 @@ describe("the emulated GPU, in its mode", function()
     end
   end)
 
+  it_built("tensor adds products as an A100 and an H100 do, and otherwise rounds their exact sum once", function()
+    assert.are.equal("right", result("sums_exact", ""))
+    assert.are.equal("right", result("sums_a100", "tensor:a100"))
+    assert.are.equal("right", result("sums_h100", "tensor:h100,seed:1"))
+    for _, modes in ipairs { "tensor:a100", "tensor:h100" } do assert.are.equal("right", result("mma", modes)) end
+  end)
+
   it_built("always finds a copy to shared memory that is read before its wait", function()
     for _, modes in ipairs { "", "seed:1" .. all } do
       assert.are.equal("wrong", result("cp_async_without_wait", modes))

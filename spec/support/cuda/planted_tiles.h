@@ -4,13 +4,15 @@
 uint16_t bf16_of(float v) { return ms_float_to_bf16(v).bits; }
 uint16_t f16_of(float v) { return ms_float_to_f16(v).bits; }
 
-// d (16 x 8) = 2 a (16 x 16) b (16 x 8), all row-major: the product is added twice. The fragments are made element by
-// element as PTX's manual lists them: "mma.m16n8k16 with floating point type".
-__global__ void product(const uint16_t *a, const uint16_t *b, float *d, int f16)
+// d (16 x 8) = c + rounds a (16 x 16) b (16 x 8), all row-major. The fragments are made element by element as PTX's
+// manual lists them: "mma.m16n8k16 with floating point type".
+__global__ void product(const uint16_t *a, const uint16_t *b, const float *c, float *d, int f16, int rounds)
 {
     int l = (int)threadIdx.x, group = l >> 2, in_group = l & 3;
     uint32_t fa[4] = {}, fb[2] = {};
-    float fd[4] = {};
+    float fd[4];
+    auto place = [=](int i) { return (i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1); };
+    for (int i = 0; i < 4; i++) fd[i] = c[place(i)];
     for (int i = 0; i < 8; i++) {
         int row = i < 2 || (i >= 4 && i < 6) ? group : group + 8;
         int column = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
@@ -20,8 +22,8 @@ __global__ void product(const uint16_t *a, const uint16_t *b, float *d, int f16)
         int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
         fb[i / 2] |= (uint32_t)b[row * 8 + group] << i % 2 * 16;
     }
-    for (int round = 0; round < 2; round++) f16 ? mma_f16(fd, fa, fb) : mma_bf16(fd, fa, fb);
-    for (int i = 0; i < 4; i++) d[(i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1)] = fd[i];
+    for (int round = 0; round < rounds; round++) f16 ? mma_f16(fd, fa, fb) : mma_bf16(fd, fa, fb);
+    for (int i = 0; i < 4; i++) d[place(i)] = fd[i];
 }
 template <class T> T *upload(const std::vector<T> &v)
 {
@@ -44,11 +46,67 @@ bool mma()
                 for (int i = 0; i < 16; i++) plain[i * 8 + j] += 2 * value(i, k) * value(j + 5, k);
             }
         float *d = zeros<float>(16 * 8);
-        run("product", true, product, 1, 32, upload(a), upload(b), d, f16);
+        run("product", true, product, 1, 32, upload(a), upload(b), zeros<float>(16 * 8), d, f16, 2);
         right = right && read(d, 16 * 8) == plain;
     }
     return right;
 }
+
+// Sums of c and products of bfloat16, a[k] b: what a float of their exact sum is, and what an A100 and an H100 give.
+// Products are dropped below 2^-24 of the largest on an A100, below 2^-25 on an H100.
+struct known_sum {
+    float c;
+    struct {
+        int k, n;  // n elements of a, from a[k] on
+        float value;
+    } a[3];
+    float b, exact, a100, h100;
+};
+const float EPS = 0x1p-23f, MOST = 0x1.fffffep127f;
+const known_sum KNOWN[] = {
+    { 1, { { 0, 1, 0x1p-24f } }, 1, 1, 1, 1 },                          // half a last place: a tie
+    { 1, { { 0, 1, 0x1.8p-24f } }, 1, 1 + EPS, 1, 1 },                  // 3/4 of a last place
+    { -1, { { 0, 1, -0x1.8p-24f } }, 1, -1 - EPS, -1, -1 },             // toward zero
+    { 1, { { 0, 2, 0x1p-24f } }, 1, 1 + EPS, 1 + EPS, 1 + EPS },        // the extra bits are added up
+    { 1, { { 0, 4, 0x1p-25f } }, 1, 1 + EPS, 1, 1 + EPS },              // one extra bit, two
+    { 1, { { 0, 8, 0x1p-26f } }, 1, 1 + EPS, 1, 1 },                    // three would be needed
+    { 1, { { 0, 2, 0x1.8p-24f } }, 1, 1 + 2 * EPS, 1 + EPS, 1 + EPS },  // 3/2 of a last place: a tie
+    { 0x1p-30f, { { 0, 1, 1 }, { 1, 1, -1 } }, 1, 0x1p-30f, 0, 0 },     // the sum so far is aligned, too
+    { 0, { { 0, 1, 1 }, { 1, 1, -1 }, { 8, 1, 0x1p-26f } }, 1, 0x1p-26f, 0x1p-26f, 0 },  // blocks of 8, of 16
+    { 0, { { 0, 1, 1 }, { 1, 1, 0x1p-25f }, { 8, 1, -1 } }, 1, 0x1p-25f, 0, 0x1p-25f },
+    { 0x1p-24f, { { 0, 1, 1.5f }, { 1, 1, -1.5f } }, 1.5f, 0x1p-24f, 0x1p-24f, 0x1p-24f },  // 1.5 x 1.5 has exponent 0
+    { 0x1p-24f, { { 0, 1, 3 }, { 1, 1, -3 } }, 1.5f, 0x1p-24f, 0, 0x1p-24f },               // 3 x 1.5 has 1
+    { MOST, { { 0, 1, 0x1p103f } }, 1, INFINITY, MOST, MOST },  // the largest number, not infinity
+    { MOST, { { 0, 1, 0x1p104f } }, 1, INFINITY, INFINITY, INFINITY },
+    { 5, { { 3, 1, INFINITY } }, 1, INFINITY, INFINITY, INFINITY },
+    { -3, { { 15, 1, 1 } }, 1, -2, -2, -2 },
+};
+bool known_sums(float known_sum::*expected)
+{
+    std::vector<uint16_t> a(16 * 16), b(16 * 8);
+    std::vector<float> c(16 * 8);
+    for (int i = 0; i < 16; i++) {
+        for (const auto &of : KNOWN[i].a)
+            for (int k = of.k; k < of.k + of.n; k++) a[i * 16 + k] = bf16_of(of.value);
+        for (int j = 0; j < 8; j++) c[i * 8 + j] = KNOWN[i].c;
+    }
+    for (int k = 0; k < 16; k++)  // columns of 1 and of 1.5
+        for (int j = 0; j < 8; j++) b[k * 8 + j] = bf16_of(j < 4 ? 1 : 1.5f);
+    float *d = zeros<float>(16 * 8);
+    run("product", true, product, 1, 32, upload(a), upload(b), upload(c), d, 0, 1);
+    std::vector<float> got = read(d, 16 * 8);
+    bool right = true;
+    for (int i = 0; i < 16; i++) {
+        float is = got[i * 8 + (KNOWN[i].b == 1 ? 0 : 4)];
+        if (is == KNOWN[i].*expected) continue;
+        fprintf(stderr, "sum %d is %a, expected %a\n", i, is, KNOWN[i].*expected);
+        right = false;
+    }
+    return right;
+}
+bool sums_exact() { return known_sums(&known_sum::exact); }
+bool sums_a100() { return known_sums(&known_sum::a100); }
+bool sums_h100() { return known_sums(&known_sum::h100); }
 
 // Element (i, j) of matrix m is 64 m + 8 i + j.
 template <int N, bool TRANSPOSED> __global__ void fragments(uint32_t *out)

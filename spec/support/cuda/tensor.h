@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 // cuda/tensor.h -- the emulation behind kernels/cuda/tensor_core.h, which describes these functions.
 //
-// A product adds in double and rounds once; a GPU's sums differ from it in the last bits. A destination of copy_async
-// is poisoned until the copy takes place, at the wait.
+// A product adds in double and rounds once, or, in the modes tensor:a100 and tensor:h100, truncates as measurements of
+// these GPUs describe. A destination of copy_async is poisoned until the copy takes place, at the wait.
 #pragma once
+#include <cmath>
+#include <limits>
+
 #include "tensor/dtype.h"
 #include "warps.h"
 
@@ -31,20 +34,54 @@ inline fragment *exchange(const char *name, const uint32_t *mine, int n)
     return all;
 }
 
-inline void mma(const char *name, float (*value)(uint16_t), float d[4], const uint32_t a[4], const uint32_t b[2])
+// A format of 16 bits: its value, and the exponent of its subnormal numbers.
+struct half_format {
+    float (*value)(uint16_t);
+    int least;
+};
+
+// c and the products a[k] b[k] (k < 16), added as the tensor cores of an A100 (gpu 80) or an H100 (90) add them. They
+// take `block` products at a time. The products are exact; they and the sum so far are aligned to the largest exponent,
+// that of a product being the sum of its factors' exponents. Bits below 2^-(23 + extra) of it are dropped, the rest is
+// added without loss and truncated to float. Fasi, Higham, Mikaitis, Pranesh: "Numerical behavior of NVIDIA tensor
+// cores", PeerJ Computer Science 2021 (e330), measured the truncation, and blocks of 8 on the A100; Li et al., "FTTN",
+// CCGrid 2024 (arXiv:2403.00232), the extra bits; Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores", 2025
+// (arXiv:2512.07004), give 1 extra bit for the A100, blocks of 16 and 2 extra bits for the H100. What they say about
+// exponents below -126 is left out.
+inline float add_truncated(int gpu, float c, const double *a, const double *b, int least)
+{
+    const int block = gpu == 80 ? 8 : 16, extra = gpu == 80 ? 1 : 2;
+    auto exponent = [](double x, int floor) { return std::max(std::ilogb(x), floor); };
+    for (int from = 0; from < 16; from += block) {
+        int top = c != 0 ? exponent(c, -126) : std::numeric_limits<int>::min();
+        for (int k = from; k < from + block; k++)
+            if (a[k] * b[k] != 0) top = std::max(top, exponent(a[k], least) + exponent(b[k], least));
+        if (top == std::numeric_limits<int>::min()) continue;
+        double sum = std::trunc(std::ldexp(c, 23 + extra - top));
+        for (int k = from; k < from + block; k++) sum += std::trunc(std::ldexp(a[k] * b[k], 23 + extra - top));
+        sum = std::ldexp(sum, top - 23 - extra);
+        c = (float)sum;
+        if (std::fabs(c) > std::fabs(sum) && (std::isfinite(c) || std::fabs(sum) < 0x1p128)) c = std::nextafterf(c, 0);
+    }
+    return c;
+}
+
+inline void mma(const char *name, half_format type, float d[4], const uint32_t a[4], const uint32_t b[2])
 {
     uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
     const fragment *all = exchange(name, mine, 6);
     int g = lane() / 4, t = lane() % 4;
-    auto half = [&](uint32_t two, int k) { return (double)value((uint16_t)(k & 1 ? two >> 16 : two)); };
+    auto half = [&](uint32_t two, int k) { return (double)type.value((uint16_t)(k & 1 ? two >> 16 : two)); };
     for (int i = 0; i < 4; i++) {
         int row = g + (i / 2) * 8, column = 2 * t + i % 2;
-        double sum = d[i];
+        double sum = d[i], x[16], y[16];
         for (int k = 0; k < 16; k++) {
             const uint32_t *of_a = all[row % 8 * 4 + k % 8 / 2], *of_b = all[column * 4 + k % 8 / 2] + 4;
-            sum += half(of_a[row / 8 + k / 8 * 2], k) * half(of_b[k / 8], k);
+            x[k] = half(of_a[row / 8 + k / 8 * 2], k), y[k] = half(of_b[k / 8], k);
+            sum += x[k] * y[k];
         }
-        d[i] = (float)sum;
+        // A sum of float and products of halves is infinite or NaN only if one of them is.
+        d[i] = mode.tensor && std::isfinite(sum) ? add_truncated(mode.tensor, d[i], x, y, type.least) : (float)sum;
     }
 }
 
@@ -63,11 +100,11 @@ inline void finish_copies(int groups)  // finishes the copies of groups before n
 
 inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
-    ms_shim::mma("mma_bf16", ms_shim::from_bf16, d, a, b);
+    ms_shim::mma("mma_bf16", { ms_shim::from_bf16, -126 }, d, a, b);
 }
 inline void mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
-    ms_shim::mma("mma_f16", ms_shim::from_f16, d, a, b);
+    ms_shim::mma("mma_f16", { ms_shim::from_f16, -14 }, d, a, b);
 }
 
 template <int N, bool TRANSPOSED = false> void load_matrices(uint32_t *r, const void *row)
