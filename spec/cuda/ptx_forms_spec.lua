@@ -201,6 +201,51 @@ local function occurring()
   return out
 end
 
+-- Approximations: their exact value and the ISA's bound, in units of the last place for `ulps`, else as a share. Of a
+-- double only the upper 32 bits are read and given: 2^-20 for them, 2^-20 for the error.
+local APPROXIMATE = {
+  { "ex2.approx.f32", "exp2q(a)", "0x1p-22" }, { "ex2.approx.ftz.f32", "exp2q(a)", "0x1p-22" },
+  { "rcp.approx.ftz.f32", "1 / a", "ulps 1" }, { "rsqrt.approx.ftz.f32", "1 / sqrtq(fabsq(a))", "exp2q(-22.4Q)" },
+  { "div.approx.f32", "a / b", "ulps 2" }, { "div.approx.ftz.f32", "a / b", "ulps 2" },
+  { "rcp.approx.ftz.f64", "1 / a", "0x1p-19" }, { "rsqrt.approx.ftz.f64", "1 / sqrtq(fabsq(a))", "0x1p-19" },
+}
+-- Executes a form on random operands from 1/64 to 64, without errors and with those of two seeds: how many of 4000
+-- results are outside of the bound, how many of each seed's differ from the rounded ones, and how many from the other's.
+local PERTURBED = [[
+typedef Q exact_value(Q a, Q b);
+static double operand(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return ldexp(1 + (double)(*state >> 40) * 0x1p-24, (int)(*state >> 33 & 127) % 12 - 6);
+}
+static void perturbed(const char *name, ptx_kernel *run, exact_value *exact, Q share, Q ulps, int wide)
+{
+    int outside = 0, changed[3] = { 0 }, apart = 0;
+    struct ptx_thread t[3] = { { .perturbed = 0 }, { .perturbed = 3 }, { .perturbed = 5 } };
+    uint64_t state = 1;
+    for (int k = 0; k < 4000; k++) {
+        double in[2] = { operand(&state), operand(&state) };
+        uint64_t words[2] = { 0 }, out[3][2];
+        for (int i = 0; i < 2; i++) {
+            float narrow = (float)in[i];
+            if (wide) words[i] = to_f64(in[i]) & ~(uint64_t)0xffffffff;
+            else memcpy(&words[i], &narrow, 4);
+        }
+        Q want = exact((wide ? q_of_f64 : q_of_f32)(words[0]), (wide ? q_of_f64 : q_of_f32)(words[1]));
+        for (int s = 0; s < 3; s++) {
+            const void *const in_at = words, *const out_at = out[s], *const arguments[2] = { &in_at, &out_at };
+            out[s][0] = 0;
+            run(&t[s], arguments);
+            Q off = fabsq((wide ? q_of_f64 : q_of_f32)(out[s][0]) - want);
+            outside += off > share * fabsq(want) + ulps * scalbnq(1, ilogbq(want) - 23);
+            changed[s] += out[s][0] != out[0][0];
+        }
+        apart += out[1][0] != out[2][0];
+    }
+    printf("%s %d %d %d %d\n", name, outside, changed[1], changed[2], apart);
+}
+]]
+
 local LISTS = { pred = 0, f32 = 2, f64 = 3 }
 
 describe("the PTX of the kernels #cuda", function()
@@ -245,6 +290,29 @@ describe("the PTX of the kernels #cuda", function()
       if not (results[form] or ""):find " right [1-9]" then wrong[#wrong + 1] = results[form] or form .. " gave nothing" end
     end
     assert.equal("", table.concat(wrong, "\n"))
+  end)
+  it("approximates within the ISA's bounds, with errors drawn from a seed", function()
+    if not planted.built() then return pending "not built: needs nvcc" end
+    local occurs, listed = occurring(), {}
+    local parts, calls = { '#include "runtime.h"\n#include "reference.h"\n#include <stdio.h>', PERTURBED }, {}
+    for n, case in ipairs(APPROXIMATE) do
+      local form, exact, bound = unpack(case)
+      listed[form] = true
+      parts[#parts + 1] = function_of(program(form, row_of(form)), "approximate_" .. n)
+      parts[#parts + 1] = ("static Q exact_%d(Q a, Q b) { return %s; }"):format(n, exact)
+      local ulps = bound:match "ulps (%d)"
+      calls[n] = ('perturbed("%s", approximate_%d, exact_%d, %s, %s, %d);'):format(form, n, n, ulps and 0 or bound, ulps or 0,
+        form:find "f64" and 1 or 0)
+    end
+    for form in pairs(occurs) do assert.is_true(not form:find "approx" or listed[form], form) end
+    parts[#parts + 1] = "int main(void)\n{\n" .. table.concat(calls, "\n") .. "\n}"
+    local seen = 0
+    for form, outside, first, second, apart in output_of(parts, "-lquadmath"):gmatch "(%S+) (%d+) (%d+) (%d+) (%d+)" do
+      seen = seen + 1
+      assert.equal("0", outside, form)
+      for _, n in ipairs { first, second, apart } do assert.is_true(tonumber(n) > 1500, form .. " " .. n) end
+    end
+    assert.equal(#APPROXIMATE, seen)
   end)
   it("accesses memory as the ISA says", function()
     if not planted.built() then return pending "not built: needs nvcc" end

@@ -85,14 +85,15 @@ form("copysign.f32", "", "f32", "f32 f32", "__builtin_copysignf(b, a)")
 form("copysign.f64", "", "f64", "f64 f64", "__builtin_copysign(b, a)")
 form("min.T", REAL, "T", "T T", "min_T(a, b)")
 form("max.T", REAL, "T", "T T", "max_T(a, b)")
-form("ex2.approx.f32", "", "f32", "f32", "approx(t, (f32)exp2(a), 2)")
-form("ex2.approx.ftz.f32", "", "f32", "f32", "ftz(approx(t, (f32)exp2(ftz(a)), 2))")
-form("rcp.approx.ftz.f32", "", "f32", "f32", "ftz(approx(t, 1 / ftz(a), 1))")
-form("rsqrt.approx.ftz.f32", "", "f32", "f32", "ftz(approx(t, (f32)(1 / sqrt(ftz(a))), 4))")
-form("div.approx.f32", "", "f32", "f32 f32", "approx(t, div_approx(a, b), 2)")
-form("div.approx.ftz.f32", "", "f32", "f32 f32", "ftz(approx(t, div_approx(ftz(a), ftz(b)), 2))")
-form("rcp.approx.ftz.f64", "", "f64", "f64", "high_f64(1 / high_f64(a))")
-form("rsqrt.approx.ftz.f64", "", "f64", "f64", "high_f64(1 / sqrt(high_f64(a)))")
+-- Their errors by the ISA: ex2 2^-22 and rsqrt 2^-22.4 of the result, rcp 1 ulp, div 2 ulp.
+form("ex2.approx.f32", "", "f32", "f32", "approx(t, (f32)exp2(a), exp2(a), 0x1p-22, 0)")
+form("ex2.approx.ftz.f32", "", "f32", "f32", "ftz(approx(t, (f32)exp2(ftz(a)), exp2(ftz(a)), 0x1p-22, 0))")
+form("rcp.approx.ftz.f32", "", "f32", "f32", "ftz(approx(t, 1 / ftz(a), 1 / (f64)ftz(a), 0, 1))")
+form("rsqrt.approx.ftz.f32", "", "f32", "f32", "ftz(approx(t, (f32)(1 / sqrt(ftz(a))), 1 / sqrt(ftz(a)), 1.51 * 0x1p-23, 0))")
+form("div.approx.f32", "", "f32", "f32 f32", "approx(t, div_approx(a, b), (f64)a / b, 0, 2)")
+form("div.approx.ftz.f32", "", "f32", "f32 f32", "ftz(approx(t, div_approx(ftz(a), ftz(b)), (f64)ftz(a) / ftz(b), 0, 2))")
+form("rcp.approx.ftz.f64", "", "f64", "f64", "approx_high(t, 1 / high_f64(a))")
+form("rsqrt.approx.ftz.f64", "", "f64", "f64", "approx_high(t, 1 / sqrt(high_f64(a)))")
 
 -- Comparisons. The unordered ones are true if an operand is NaN.
 local ORDERED = { eq = "a == b", ne = "a != b && a == a && b == b", lt = "a < b", le = "a <= b", gt = "a > b", ge = "a >= b" }

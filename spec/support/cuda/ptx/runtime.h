@@ -153,13 +153,34 @@ INLINE f32 div_approx(f32 a, f32 b)
         return isinf(a) || a != a ? as_f32(0x7fffffff) : copysignf(0, a) * copysignf(1, b);
     return nan_f32(a / b);
 }
-// v, or, where approximations are perturbed, a neighbour of it within `ulps`.
-INLINE f32 approx(struct ptx_thread *t, f32 v, int ulps)
+// Whether approximations are perturbed, and v is so far from overflow and underflow that it may be; then *e is drawn
+// from -1 .. 1.
+INLINE int perturbs(struct ptx_thread *t, f64 v, f64 least, f64 *e)
 {
-    if (v != v) return as_f32(0x7fffffff);
-    if (!t->perturbed || v == 0 || fabsf(v) < 0x1p-120f || fabsf(v) > 0x1p120f) return v;
+    if (!t->perturbed || v != v || fabs(v) < least || fabs(v) > 1 / least) return 0;
     t->perturbed = t->perturbed * 6364136223846793005u + 1442695040888963407u;
-    return as_f32(bits_f32(v) + (u32)((int)(t->perturbed >> 33) % (2 * ulps + 1) - ulps));
+    *e = (f64)(s64)(t->perturbed >> 11) * 0x1p-52 - 1;
+    return 1;
+}
+// v, which is rounded; or, where approximations are perturbed, a number whose distance from the exact value is at most
+// its share `relative` and `ulps` units in the last place.
+INLINE f32 approx(struct ptx_thread *t, f32 v, f64 exact, f64 relative, f64 ulps)
+{
+    f64 e;
+    if (v != v) return as_f32(0x7fffffff);
+    if (!perturbs(t, v, 0x1p-120, &e)) return v;
+    f64 bound = relative * fabs(exact) + ulps * ldexp(1, ilogb(exact) - 23);
+    v = (f32)(exact + e * bound);
+    return fabs(v - exact) > bound ? nextafterf(v, (f32)exact) : v;
+}
+// The upper 32 bits of v, subnormals flushed; where approximations are perturbed, the last of these bits errs by 1 at
+// most. The ISA bounds this gross approximation only by its width.
+INLINE f64 approx_high(struct ptx_thread *t, f64 v)
+{
+    f64 e;
+    u64 bits = bits_f64(high_f64(v));
+    if (perturbs(t, v, 0x1p-1000, &e)) bits += (u64)(s64)rint(e * 1.5) << 32;
+    return as_f64(bits);
 }
 
 // Float to integer: `wide` is 1 if one of the types has 64 bits; then NaN gives the top bit, otherwise 0.
