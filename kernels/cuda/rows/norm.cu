@@ -300,11 +300,12 @@ __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bool wide = n % N == 0 && is_wide(g_) && is_wide(r.x);
     T dw[K][N] = {}, db[K][N] = {};
-    row_stats<float> two[2] = {};
-    for (int64_t row = first / 2 * 2 + 2 * warp; row < last; row += row % 2 ? 2 * WARPS - 1 : 1) {
-        if (row % 2 == 0) stats_of_two(r, row, two);
-        if (row < first) continue;
-        row_stats<float> t = row % 2 ? two[1] : two[0];
+    int64_t row = warp ? first / 2 * 2 + 2 * warp : first;
+    row_stats<float> next = {};  // of an odd row
+    if (row % 2 && row < last) next = ((const row_stats<float> *)r.stats)[row];
+    for (; row < last; row += row % 2 ? 2 * WARPS - 1 : 1) {
+        row_stats<float> t = next, two[2];
+        if (row % 2 == 0) stats_of_two(r, row, two), t = two[0], next = two[1];
         const S *x = (const S *)r.x + row * n, *g = (const S *)g_ + row * n;
         T q[K][N], h[K][N], f[N], mq = 0, mh = 0;
         if (wide) {  // all loads at once; lanes past the row's end load its start

@@ -50,12 +50,24 @@ local function short(name)
   return name
 end
 
+-- Bytes that each kernel of a report of ptxas spills: { symbol = bytes }.
+local function spilled(path)
+  local out, symbol = {}, nil
+  for line in io.lines(path) do
+    symbol = line:match "Compiling entry function '([^']+)'" or symbol
+    local stores, loads = line:match "(%d+) bytes spill stores, (%d+) bytes spill"
+    if stores and symbol then out[symbol] = stores + loads end
+  end
+  return out
+end
+
 -- The rows of the table, from the PTX and the reports in a folder; stems: the names of the files of kernels/cuda.
 local function read_rows(folder, stems)
   local rows = {}
   for _, stem in ipairs(stems) do
     local bodies = ptx.kernels(read(("%s/%s.ptx"):format(folder, stem)))
     local row
+    local on_80 = spilled(("%s/%s.sm_80.log"):format(folder, stem))
     for line in io.lines(("%s/%s.log"):format(folder, stem)) do
       local symbol = line:match "Compiling entry function '([^']+)'"
       if symbol then
@@ -64,7 +76,7 @@ local function read_rows(folder, stems)
         rows[#rows + 1] = row
       end
       local stack, stores, loads = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores, (%d+) bytes spill"
-      if stack and row then row.stack, row.spills = tonumber(stack), stores + loads end
+      if stack and row then row.stack, row.spills = tonumber(stack), stores + loads + (on_80[row.symbol] or 0) end
       if row and line:find "Used %d+ registers" then
         row.registers = tonumber(line:match "Used (%d+) registers")
         row.shared = tonumber(line:match "(%d+) bytes smem" or 0)
@@ -95,8 +107,8 @@ end
 --- raises if a kernel does not compile.
 ---@param root string   the repository, with a slash at its end
 ---@param build string  the build folder; PTX, logs and the table are kept in its folder sm_90
----@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,
----  classes, exact (an instance for integers, or for doubles if there is one for float32)
+---@return table[]?  rows sorted by name: file, name, registers, stack, spills (also those on sm_80), shared, threads,
+---  blocks (per SM), mma, classes, exact (an instance for integers, or for doubles if there is one for float32)
 ---@return string?
 function M.rows(root, build)
   local folder = build .. "/sm_90"
