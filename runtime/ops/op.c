@@ -202,6 +202,12 @@ static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
 
 static ms_status dispatch(ms_call *c, bool record);
 
+// Begins a call on a GPU.
+static ms_status begin_gpu_call(const ms_call *c, int device)
+{
+    ms__note_call(device, c);
+    return MS_UNLIKELY(ms__results_wanted()) ? ms__results_before(c) : MS_OK;
+}
 // Whether MOONSHARD_CUDA_SYNC=1 is set: then a call waits for its operator on a GPU, so that an error of the kernels is
 // reported by the operator that caused it.
 static bool sync_each(void)
@@ -217,9 +223,9 @@ static bool sync_each(void)
 static ms_status finish_call(const ms_call *c, int device, ms_status st)
 {
     if (MS_UNLIKELY(st != MS_OK)) return ms__call_failed(c, st);
-    if (MS_LIKELY(!sync_each())) return MS_OK;
-    st = ms__cuda_sync(device, -1);
-    return st == MS_OK ? MS_OK : ms__call_named(c, st);
+    if (MS_UNLIKELY(sync_each())) st = ms__cuda_sync(device, -1);
+    if (MS_UNLIKELY(ms__results_wanted()) && st == MS_OK) st = ms__results_after(c);
+    return MS_LIKELY(st == MS_OK) ? MS_OK : ms__call_named(c, st);
 }
 
 // Lets elementwise operators take a 0-dim CPU tensor beside tensors of another device: copies it to that device, unless
@@ -360,7 +366,7 @@ static ms_status dispatch(ms_call *c, bool record)
         ms_status (*run)(ms_call *) = kernel_for(op, device);
         if (MS_LIKELY(run != NULL)) {
             int gpu = device == MS_CUDA ? ms__device(c->n_out ? c->out[0] : first) : MS_CPU;
-            if (MS_UNLIKELY(gpu != MS_CPU)) ms__note_call(gpu, c);
+            if (MS_UNLIKELY(gpu != MS_CPU) && (st = begin_gpu_call(c, gpu)) != MS_OK) goto failed;
             st = MS_UNLIKELY(ms__capturing != NULL) ? ms__step_recorder.call(c, run, drawn) : run(c);
             if (MS_UNLIKELY(gpu != MS_CPU)) st = finish_call(c, gpu, st);
         } else if (!(op->flags & MS_OP_VIEW)) {

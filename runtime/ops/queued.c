@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
-// ops/queued.c -- a ring of the latest work for each GPU.
+// ops/queued.c -- a ring of the latest work for each GPU; results of operators, written to a file.
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "device/capture.h"
 #include "device/device.h"
 #include "device/move.h"
 #include "ops/queued.h"
@@ -19,15 +22,21 @@ typedef struct {
     int n_in;
     shown in[SHOWN];
 } entry;
-static struct {
+typedef struct {
     entry entries[KEPT];
     uint64_t n;  // entries so far
-} rings[MS_CUDA_DEVICES];
+} ring;
+static struct {
+    ring rings[MS_CUDA_DEVICES];
+    FILE *results;  // of MOONSHARD_CUDA_RESULTS
+    bool asked, busy;
+    uint64_t inputs[MS_MAX_IN];  // hashes
+} queued;
 
 static inline entry *next_entry(int device, const char *what)
 {
     int index = ms__index(device);
-    entry *e = &rings[index].entries[rings[index].n++ % KEPT];
+    entry *e = &queued.rings[index].entries[queued.rings[index].n++ % KEPT];
     e->what = what;
     e->waits = ms__cuda_waits[index];
     return e;
@@ -67,10 +76,10 @@ static void append(const entry *e, char *text, size_t n)
 
 void ms__queued_text(int index, char *text, size_t n)
 {
-    uint64_t last = rings[index].n, listed = 0;
+    uint64_t last = queued.rings[index].n, listed = 0;
     *text = 0;
     for (uint64_t k = last; k > 0 && k + KEPT > last; k--) {
-        const entry *e = &rings[index].entries[(k - 1) % KEPT];
+        const entry *e = &queued.rings[index].entries[(k - 1) % KEPT];
         if (e->waits != ms__cuda_waits[index]) break;
         if (listed++ == LISTED) {
             ms__append(text, n, ", earlier ones");
@@ -93,4 +102,70 @@ ms_status ms__call_named(const ms_call *c, ms_status st)
 ms_status ms__call_failed(const ms_call *c, ms_status st)
 {
     return strncmp(ms_error(), "cuda:", 5) == 0 ? ms__call_named(c, st) : st;
+}
+
+// ---- results (MOONSHARD_CUDA_RESULTS) -----------------------------------------------------------
+
+// A line of text for each call: the operator, a hash of each input, and for each output its dtype, shape, hash and
+// first bytes. Calls of one program have the same lines on devices that give the same bits; the hashes of the inputs
+// tell whether a call that differs is itself at fault.
+enum { SHOWN_BYTES = 1024 };  // of an output
+
+bool ms__results_wanted(void)
+{
+    if (MS_UNLIKELY(!queued.asked)) {
+        const char *path = getenv("MOONSHARD_CUDA_RESULTS");
+        queued.asked = true;
+        if (path && *path && !(queued.results = fopen(path, "we")))
+            fprintf(stderr, "moonshard: MOONSHARD_CUDA_RESULTS: cannot write '%s': %s\n", path, strerror(errno));
+    }
+    return queued.results && !queued.busy && !ms__capturing;
+}
+
+// Makes *out, owned by the caller: the values of t on the CPU; NULL if t has none.
+static ms_status values_of(ms_tensor **out, ms_tensor *t)
+{
+    *out = NULL;
+    if (!t || t->sharded || t->storage->vacated || ms__is_meta(ms__device(t))) return MS_OK;
+    queued.busy = true;  // copying calls operators
+    ms_status st = ms__on_cpu(out, t, "results");
+    if (st == MS_OK && ms__is_cuda(ms__device(t))) st = ms__cuda_sync(ms__device(t), -1);
+    queued.busy = false;
+    return st;
+}
+static uint64_t hash_of_values(const ms_tensor *t)
+{
+    return ms__hash_bytes(MS_HASH_START, ms__data(t), (size_t)t->numel * ms__dtype_size(t->dtype));
+}
+
+ms_status ms__results_before(const ms_call *c)
+{
+    for (int k = 0; k < c->n_in; k++) {
+        ms_tensor *t;
+        MS_TRY(values_of(&t, c->in[k]));
+        queued.inputs[k] = t ? hash_of_values(t) : 0;
+        if (t) ms__release(t);
+    }
+    return MS_OK;
+}
+
+ms_status ms__results_after(const ms_call *c)
+{
+    fprintf(queued.results, "%s", c->op->name);
+    for (int k = 0; k < c->n_in; k++) fprintf(queued.results, " %016llx", (unsigned long long)queued.inputs[k]);
+    for (int k = 0; k < c->n_out; k++) {
+        ms_tensor *t;
+        MS_TRY(values_of(&t, c->out[k]));
+        if (!t) continue;
+        size_t bytes = (size_t)t->numel * ms__dtype_size(t->dtype);
+        fprintf(queued.results, " | %s", ms__dtype_name(t->dtype));
+        for (int d = 0; d < t->ndim; d++) fprintf(queued.results, "%c%lld", d ? 'x' : ' ', (long long)t->shape[d]);
+        fprintf(queued.results, "%s %016llx ", t->ndim ? "" : " -", (unsigned long long)hash_of_values(t));
+        for (size_t i = 0; i < bytes && i < SHOWN_BYTES; i++)
+            fprintf(queued.results, "%02x", ((const uint8_t *)ms__data(t))[i]);
+        ms__release(t);
+    }
+    fprintf(queued.results, "\n");
+    fflush(queued.results);
+    return MS_OK;
 }

@@ -20,6 +20,14 @@ end
 --- The file of predicted times, made on any machine with nvcc.
 function M.predictions() return build() .. "/predictions.json" end
 
+--- The file of what operators give on the executor of the kernels' PTX, made on any machine with nvcc and gcc; and
+--- whether it is there and not older than the kernels.
+function M.results()
+  local path = build() .. "/results.txt"
+  local made, kernels = lfs.attributes(path, "modification"), lfs.attributes(build() .. "/libmoonshard_cuda.so", "modification")
+  return path, made and made >= (kernels or 0)
+end
+
 --- Returns a function that returns why a part cannot be measured: which of these programs is not installed; nil if all
 --- are installed. "python3:NAME" is a module of Python.
 local function needs(...)
@@ -62,12 +70,15 @@ end
 
 -- These specs do not use the device under test: they choose the emulated GPU or the null device, or need none.
 local ELSEWHERE = { emulator_spec = true, null_spec = true, kernel_table_spec = true, plugin_spec = true,
-  cublaslt_spec = true, gpt2_bench_spec = true, gpu_check_spec = true, cudnn_spec = true }
+  cublaslt_spec = true, gpt2_bench_spec = true, gpu_check_spec = true, cudnn_spec = true, ptx_spec = true,
+  ptx_forms_spec = true, ptx_checks_spec = true, ptx_machine_spec = true }
 
 --- The spec files that use device cuda, the most important ones first.
 local function specs()
-  local first = { "spec/cuda/device_spec.lua", "spec/kernels/ops_spec.lua" }
-  local found, seen = {}, { [first[1]] = true, [first[2]] = true }
+  local first = { "spec/cuda/copies_spec.lua", "spec/cuda/capture_spec.lua", "spec/cuda/device_spec.lua",
+    "spec/kernels/ops_spec.lua" }
+  local found, seen = {}, {}
+  for _, path in ipairs(first) do seen[path] = true end
   for _, folder in ipairs { "spec/cuda", "spec/kernels", "spec/amp", "spec/nn", "spec/optim" } do
     local names = {}
     for name in lfs.dir(process.root .. "/" .. folder) do
@@ -139,10 +150,20 @@ function M.list(device, files)
   end
   if device == "null" then return list end
   local first, other = specs()
+  -- The first minutes say which assumption about the GPU fails: copies, captured steps, then each operator's bits.
+  local program, results, fresh = process.root .. "/scripts/support/gpu_check/results.lua", M.results()
   spec(first[1], 60)
+  spec(first[2], 60)
+  if not fresh then
+    part("results of the PTX executor", 200, { "luajit", program, "--expected", results }, { missing = needs("nvcc", "gcc") })
+  end
+  part("results beside the PTX executor's", 60, { "luajit", program, results }, { missing = function()
+    if not lfs.attributes(results) then return "there are no results of the PTX executor" end
+  end })
+  spec(first[3], 60)
   rates("memory", 20)
   rates("products", 30)
-  spec(first[2], 150)
+  spec(first[4], 150)
   local shape = quick and "tiny" or "124M"
   local step = { rate = ("step of GPT-2 %s, bfloat16"):format(shape), tokens = quick and 32 or 8192, shape = shape }
   local measure = { "luajit", bench .. "support/gpt2_measure.lua", shape, quick and "2" or "10" }
@@ -187,7 +208,7 @@ function M.list(device, files)
   if device == "real" then
     checker("racecheck", 60)
     peer("compiled", 90)
-    part("products without cuBLASLt", 60, { "busted", "--filter=linear", first[2] },
+    part("products without cuBLASLt", 60, { "busted", "--filter=linear", first[4] },
       { spec = true, env = { MOONSHARD_CUBLAS = "off" } })
   end
   local runs = os.tmpname()

@@ -1,0 +1,86 @@
+-- SPDX-License-Identifier: MIT
+--- What operators on a GPU compute, written to a file (MOONSHARD_CUDA_RESULTS) and compared between devices
+--- (scripts/support/gpu_check/results.lua).
+local process = require "spec.support.process"
+local planted = require "spec.support.cuda.ptx.planted"
+local results = dofile(process.root .. "/scripts/support/gpu_check/results.lua")
+
+local SCRIPT = [[
+  local ms = require "moonshard"
+  ms.manual_seed(3)
+  local x = ms.randn { 9, 300 }
+  for _, d in ipairs { "float32", "bfloat16", "float16" } do
+    local g = x:to(d):to "cuda"
+    g:sum(2):mul_(2)
+    g:softmax(2):t():contiguous():add(1)
+    print((g * g):sum():item())
+  end]]
+
+local folder
+before_each(function() folder = process.temp_folder() end)
+after_each(function() process.remove_folder(folder) end)
+
+--- Writes what the script's operators compute on a device.
+local function write(name, device, env)
+  env = process.crash_env(env)
+  env.MOONSHARD_CUDA, env.MOONSHARD_CUDA_RESULTS = device, folder .. "/" .. name
+  local job = process.script(SCRIPT, env)
+  assert.are.equal(0, job.code, job.stderr)
+  return folder .. "/" .. name
+end
+
+describe("the comparison of operators' results", function()
+  local LINES = { "sum 01 | float32 2 aa 0000803f00000040", "mul 02 | bfloat16 1x2 bb 803f0040 | int32 - cc 07000000" }
+  --- Compares these lines with some in which a pattern is replaced.
+  local function compare(pattern, by)
+    process.write(folder .. "/a", table.concat(LINES, "\n") .. "\n")
+    process.write(folder .. "/b", (table.concat(LINES, "\n"):gsub(pattern, by)) .. "\n")
+    local n, list = results.compare(folder .. "/a", folder .. "/b")
+    if not n then return list end
+    local out = {}
+    for k, o in ipairs(list) do
+      out[k] = ("%s, %d, %.3g, %s, %s"):format(o.op, o.calls, o.error, o.beyond and "beyond" or "close", o.first)
+    end
+    return table.concat(out, "; ")
+  end
+
+  for _, case in ipairs {
+    { "nothing in equal files", "$^", "", "" },
+    { "a float32 number", "aa 0000803f", "ab 0000c03f", "sum, 1, 0.25, beyond, call 1, output 1, float32 2: element 1 is 1.5, expected 1" },
+    { "a rounding of a bfloat16 number", "bb 803f0040", "bd 813f0040",
+      "mul, 1, 0.00391, close, call 2, output 1, bfloat16 1x2: element 1 is 1.0078125, expected 1" },
+    { "a wrong integer", "cc 07", "cd 08", "mul, 1, 0.143, beyond, call 2, output 2, int32 -: element 1 is 8, expected 7" },
+    { "a NaN", "aa 0000803f", "ab 0000c07f", "sum, 1, inf, beyond, call 1, output 1, float32 2: element 1 is nan, expected 1" },
+    { "nothing in a call whose inputs differ", "02 (| bfloat16 1x2) bb 80", "03 %1 bd 81", "" },
+    { "another sequence of calls", "mul", "div", "call 2 is div, expected mul" },
+    { "another shape", "1x2", "2x1", "call 2, mul, gives bfloat16 2x1, expected bfloat16 1x2" },
+    { "a missing call", "\nmul.*", "", "call 2 is nothing, expected mul" },
+  } do
+    local name, pattern, by, expected = unpack(case)
+    it("finds " .. name, function() assert.equal(expected, (compare(pattern, by):gsub("%-nan", "nan"))) end)
+  end
+end)
+
+describe("the results of operators #cuda", function()
+  it("have the same bits on the emulated GPU and on the executor of PTX, and show a changed kernel", function()
+    if not planted.built() then return pending "not built: needs nvcc" end
+    assert.is_true(planted.prepare())
+    local expected = write("ptx", "ptx", { MOONSHARD_PTX_LAUNCHED = folder .. "/launched" })
+    local n, list = results.compare(expected, write("emulated", "emulated"))
+    assert.is_true(n >= 3 * 6, n)
+    assert.same({}, list)
+    -- A kernel of softmax that adds instead of subtracting.
+    local softmax
+    for _, k in ipairs(planted.kernels()) do
+      if k.symbol:find "softmax_rows_kernelIf" then softmax = k end
+    end
+    local _, body = planted.ptx_of(softmax)
+    local changed, times = body:gsub("sub%.rn%.f32", "add.rn.f32", 1)
+    assert.equal(1, times)
+    planted.plant(folder .. "/changed", softmax, changed)
+    n, list = results.compare(expected, write("planted", "ptx", { MOONSHARD_PTX_FOLDER = folder .. "/changed" }))
+    assert.is_true(n > 0)
+    assert.equal(1, #list)
+    assert.same({ "softmax", true }, { list[1].op, list[1].beyond })
+  end)
+end)
