@@ -76,6 +76,24 @@ describe("pad", function()
       :equal(F.pad(y:float(), { 1, 2, 1, 0 }, { mode = "reflect" }):long()))
   end)
 
+  it("pads several dimensions as one after the other, whichever of them change", function()
+    local x = ms.randn(2, 3, 5, 6, 41)
+    for _, mode in ipairs { "reflect", "replicate", "circular" } do
+      for _, pad in ipairs {
+        { 1, 2, 3, 1, 2, 1 }, { 4, 3, 0, 0, 1, 2 }, { 1, 1, 2, 0 }, { 0, 0, 1, 1, 1, 1 }, { -3, 2, -1, 3 },
+      } do
+        local expected, all = x, { unpack(pad) }
+        for k = 1, 5, 2 do
+          local one = { 0, 0, 0, 0, 0, 0 }
+          one[k], one[k + 1] = pad[k] or 0, pad[k + 1] or 0
+          expected = F.pad(expected, one, { mode = mode })
+          all[k], all[k + 1] = one[k], one[k + 1]
+        end
+        assert.is_true(F.pad(x, all, { mode = mode }):equal(expected), mode)
+      end
+    end
+  end)
+
   it("removes elements before the remaining ones go round", function()
     local x = ms.arange(24, { dtype = "float32" }):reshape(1, 2, 3, 4)
     for _, dtype in ipairs { "float32", "float64", "int32" } do

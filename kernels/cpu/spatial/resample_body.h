@@ -2,9 +2,10 @@
 // cpu/spatial/resample_body.h -- the passes of a resampling in one type: REAL, R(name).
 
 // What the rows of the result sum. taps > 0: each row r sums `taps` rows, of which number k is entry k * rows + r. Else
-// row r sums entries start[r] to start[r + 1] - 1. An entry is a row of the input and its weight.
+// row r sums entries start[r] to start[r + 1] - 1. An entry is a row of the input and its weight. With one tap, rows
+// run to run_end - 1 of the result have successive rows of the input: padding's have most.
 typedef struct {
-    int64_t taps, rows, *start;
+    int64_t taps, rows, *start, run, run_end;
     int32_t *at;
     REAL *weight;
 } R(table);
@@ -57,9 +58,13 @@ MS_INLINE void R(column)(const R(table) * t, const REAL *restrict x, REAL *restr
     const int32_t *restrict at = t->at;
 #define W(k) weight[(k)*n + r]
 #define X(k) x[at[(k)*n + r]]
-    if (t->taps == 1)
-        for (int64_t r = 0; r < n; r++) y[r] = TAPS1(W, X);
-    else if (t->taps == 2)
+    if (t->taps == 1) {
+        const REAL *restrict next = x + at[t->run], *restrict by = weight + t->run;
+        REAL *restrict to = y + t->run;
+        for (int64_t r = 0; r < t->run; r++) y[r] = TAPS1(W, X);
+        for (int64_t r = 0; r < t->run_end - t->run; r++) to[r] = by[r] * next[r];
+        for (int64_t r = t->run_end; r < n; r++) y[r] = TAPS1(W, X);
+    } else if (t->taps == 2)
         for (int64_t r = 0; r < n; r++) y[r] = TAPS2(W, X);
     else if (t->taps == 4)
         for (int64_t r = 0; r < n; r++) y[r] = TAPS4(W, X);
@@ -96,6 +101,16 @@ static void R(one_pass)(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     R(part)(j, 0, j->x, j->y, first, last);
 }
+// The last two passes at once, if each of their elements copies one: both weights are 1. Columns of the rows that the
+// first of the two would copy.
+static MS_KERNEL void R(copy_rows)(const R(job) * j, const REAL *x, REAL *y, int64_t rows)
+{
+    const ms_resample_pass *p = &j->p[j->n - 2], *last = p + 1;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t m = row / p->to, at = j->t[j->n - 2].at[row - m * p->to];
+        R(column)(&j->t[j->n - 1], x + (m * p->from + at) * last->from, y + row * last->to);
+    }
+}
 // All passes of whole planes: elements [first, last) of the result.
 static void R(all_passes)(void *arg, int64_t first, int64_t last, int64_t block)
 {
@@ -107,6 +122,11 @@ static void R(all_passes)(void *arg, int64_t first, int64_t last, int64_t block)
     for (int64_t plane = first / out; plane < last / out; plane++) {
         const REAL *from = j->x + plane * in;
         for (int k = 0; k < j->n; k++) {
+            bool rows = k == j->n - 2 && end->inner == 1 && p[k].inner == end->from;
+            if (rows && j->t[k].taps == 1 && j->t[k + 1].taps == 1) {
+                R(copy_rows)(j, from, j->y + plane * out, out / end->to);
+                break;
+            }
             REAL *to = k == j->n - 1 ? j->y + plane * out : (REAL *)(room + (size_t)(k % 2) * (j->room_bytes / 2));
             R(part)(j, k, from, to, 0, pass_numel(&p[k], p[k].to) / j->planes);
             from = to;
@@ -165,9 +185,16 @@ static ms_status R(make_table)(ms_call *c, R(table) * t, const ms_resample_pass 
                              c->op->name));
     int64_t *start = (*room)->data;
     REAL *weight = (REAL *)(start + p->to + 1);
-    *t = (R(table)) { !back && most <= 4 && most != 3 && entries == most * a->out ? most : 0, p->to, start,
-                      (int32_t *)(weight + entries), weight };
+    *t = (R(table)) { .taps = !back && most <= 4 && most != 3 && entries == most * a->out ? most : 0,
+                      .rows = p->to,
+                      .start = start,
+                      .at = (int32_t *)(weight + entries),
+                      .weight = weight };
     R(fill)(a, *t, back);
+    for (int64_t r = 0, first = 0; t->taps == 1 && r < t->rows; r++) {
+        if (r > 0 && t->at[r] != t->at[r - 1] + 1) first = r;
+        if (r + 1 - first > t->run_end - t->run) t->run = first, t->run_end = r + 1;
+    }
     return MS_OK;
 }
 
