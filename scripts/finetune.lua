@@ -101,7 +101,7 @@ end
 -- Calls fn; its error ends the script with one line, which names the option.
 local function try(option, fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then stop("--%s: %s", option, (tostring(result):gsub("^[^\n]-:%d+: ", ""))) end
+  if not ok then stop("--%s: %s", option, cli.advice(result, "chat")) end
   return result
 end
 

@@ -64,7 +64,7 @@ end
 -- The result of fn(…), or the end of the script with its error.
 local function need(fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then cli.stop("generate", "%s", tostring(result)) end
+  if not ok then cli.stop("generate", "%s", cli.advice(result, "format")) end
   return result
 end
 

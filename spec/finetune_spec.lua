@@ -153,7 +153,7 @@ describe("scripts/finetune.lua", function()
       "^finetune: %-%-data: example 1 has token %d+ %('[^']*'%) of the tokenizer, but the model of %-%-model has only 20 tokens" },
     ["an option without effect"] = { { beta = 0.2 }, "%-%-beta has no effect without %-%-dpo" },
     ["a batch smaller than its parts"] = { { accumulate = 3 }, "%-%-batch is 2, expected at least 1 %(ranks%) %* 3" },
-    ["messages without a format"] = { function() return { data = folder .. "/chat.jsonl" } end, "have no chat template; pass option 'chat'" },
+    ["messages without a format"] = { function() return { data = folder .. "/chat.jsonl" } end, "have no chat template; pass %-%-chat with one of 'chatml', 'gemma'" },
   } do
     it("refuses " .. label .. " in one line, with status 2", function()
       local options = type(case[1]) == "function" and case[1]() or case[1]

@@ -113,7 +113,7 @@ describe("scripts/generate.lua --model", function()
     assert.are.equal(table.concat(parts) .. decoder:finish() .. "\n", a.stdout)
     local b = generate({}, "--chat")
     assert.are.equal(2, b.code)
-    assert.matches("no chat template", b.stderr)
+    assert.matches("no chat template; pass %-%-format with one of 'chatml'.*[a-z0-9.]'\n$", b.stderr)
     assert.are.equal(2, generate({}, "--from", folder).code)
     local c = generate({ stdin = "to be\n\nor not\n" }, "--chat", "--format", "chatml", "--length", 5, "--temperature",
       0)

@@ -21,6 +21,15 @@ function M.stop(script, format, ...)
   os.exit(2, true)
 end
 
+--- An error of the library without its place, whose advice on the format of chats names the script's option.
+---@param err any
+---@param option string  its name
+---@return string
+function M.advice(err, option)
+  local text = tostring(err):gsub("^[^\n]-:%d+: ", "")
+  return (text:gsub("pass option 'chat': (.-), or a table such as .*$", "pass --" .. option .. " with one of %1"))
+end
+
 local function number(text, accepts, expected)
   local n = tonumber(text)
   if n and n == n and accepts(n) then return n end
