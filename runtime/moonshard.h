@@ -244,113 +244,26 @@ typedef struct {
     double f[8];
 } ms_args;
 
-// The integers i[] and numbers f[] of each operator. Tensors go to in[], where 0 is an absent one. `name?` and all
-// after it are optional, `name...` is any number of values. Operators that are not listed take neither. Dimensions and
-// positions count from 0, negative ones from the end; keepdim, causal, training and tanh are 0 or 1; the reduction of a
-// loss is 0 (none), 1 (mean) or 2 (sum). Operators whose names end in _backward are internal.
-//   add sub add_ sub_                           f: alpha?
-//   add_scalar mul_scalar rsub_scalar div_scalar rdiv_scalar pow_scalar rpow_scalar  f: number
-//   add_scalar_ mul_scalar_ div_scalar_ pow_scalar_  f: number
-//   eq_scalar ne_scalar lt_scalar le_scalar gt_scalar ge_scalar  f: number
-//   gelu                                        i: tanh?
-//   allclose                                    f: rtol, atol, equal_nan?
-//   masked_fill masked_fill_ fill_              f: value
-//   clamp clamp_                                f: low, high (-inf, inf: none)
-//   hardtanh                                    f: low, high
-//   threshold                                   f: limit, value
-//   leaky_relu                                  f: slope
-//   hardshrink softshrink                       f: lambda
-//   logit                                       f: low, high (-inf, inf: none)
-//   celu                                        f: alpha
-//   polygamma                                   f: order
-//   elu                                         f: alpha, scale
-//   softplus                                    f: beta, threshold
-//   lerp lerp_                                  f: weight
-//   addcmul addcmul_ addcdiv addcdiv_           f: value? (1)
-//   arange_                                     f: first, step
-//   cast                                        i: dtype
-//   to_device                                   i: device
-//   view reshape expand                         i: size... (-1: inferred; for expand: unchanged)
-//   transpose                                   i: dim, dim
-//   permute                                     i: dim...
-//   narrow                                      i: dim, first, length
-//   slice                                       i: dim, first, length, step
-//   unfold                                      i: dim, size, step
-//   select                                      i: dim, position
-//   squeeze                                     i: dim... (none: all of size 1)
-//   unsqueeze                                   i: dim
-//   split                                       i: dim, size, size... (a single size: of every piece)
-//   sum mean prod all any amax amin             i: keepdim?, dim... (none: all)
-//   var std                                     i: keepdim?, dim...; f: correction? (1)
-//   norm                                        i: keepdim?, dim...; f: p
-//   max min logsumexp                           i: dim, keepdim?
-//   argmax argmin                               i: dim?, keepdim?
-//   cumsum softmax log_softmax                  i: dim
-//   cumprod cummax cummin logcumsumexp          i: dim
-//   sort                                        i: dim, descending?
-//   topk                                        i: dim, k, largest? (1)
-//   searchsorted                                i: right?, int32?
-//   nonzero                                     i: count (size of the result)
-//   cat stack index_select gather scatter_ scatter_add_  i: dim
-//   scatter_reduce                              i: dim, kind (0: product, 1: largest, 2: smallest)
-//   tile                                        i: times...
-//   tril triu                                   i: diagonal?
-//   layer_norm add_layer_norm                   i: dims (the number of last dimensions); f: eps
-//   rms_norm add_rms_norm                       i: dims? (1); f: eps
-//   linear_parts                                i: weights (their number; the biases follow them)
-//   rotary                                      i: back?
-//   rms_norm_rotary                             i: back? (0); f: eps
-//   gelu_mlp                                    i: recompute? (backward computes the activations again)
-//   batch_norm                                  i: training; f: eps
-//   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups
-//   conv_transpose1d conv_transpose2d conv_transpose3d  i: stride..., padding..., more..., dilation..., groups
-//   max_pool avg_pool                           i: dims, mode, count_padding, divisor, size...
-//   im2col                                      i: kernel, kernel, stride, stride, pad, pad, dilation, dilation
-//   col2im                                      i: size... (the eight of im2col), height, width (of the image)
-//   resample                                    i: dims, kind, align, size..., before...; f: distance...
-//   rnn                                         i: reverse?, relu?
-//   lstm gru                                    i: reverse?
-//   cross_entropy                               i: reduction, ignore_index?; f: label_smoothing?
-//   linear_cross_entropy                        i: reduction, ignore_index?, rows?; f: label_smoothing?
-//   mse_loss                                    i: reduction
-//   embedding                                   i: padding_idx?
-//   dropout                                     f: p
-//   attention                                   i: causal?, offset?, window?; f: dropout_p?, scale?, cap?
-//                                               (0: no window, no cap, scale 1 / sqrt(size of a head))
-//   linalg_solve_triangular                     i: upper, unit (the diagonal is 1)
-//   linalg_cholesky linalg_eigh                 i: upper?
-//   linalg_qr linalg_svd                        i: full?
-//   linalg_pinv                                 f: absolute, relative (limits)
-//   linalg_lstsq                                i: driver (0: gelsy, 1: gelsd); f: relative (limit)
-//   fft_complex                                 i: dim, inverse; f: scale
-//   fft_real                                    i: dim, doubled?; f: scale
-//   fft_half                                    i: dim, length, halved?; f: scale
-//   ctc_loss                                    i: blank, zero_infinity, longest (target)
-//   as_strided                                  i: offset, size..., stride...
-//   rand_                                       i: place?; f: low?, high? (0, 1; both or none)
-//   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
-//   randint_                                    i: place?; f: low, high (exclusive)
-//   trunc_normal_                               i: place?; f: mean, std, low, high
-//   gamma_draw poisson_draw                     i: place, logarithm, size... (of the leading dimensions)
-// add_layer_norm, add_rms_norm: normalize the sum of in[0] and in[1]; out[1] is that sum.
-// back: turns by the negative angles.
-// max_pool, avg_pool: over the last `dims` dimensions; mode 0 or 1: size... is kernels, strides, paddings, dilations,
-// and the output's size is rounded down (0) or up (1); mode 2: size... is the output's size.
-// stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.
-// resample: over the last `dims` dimensions; kind 0: nearest, 1: nearest-exact, 2: linear, 3: cubic, 4: linear with
-// antialiasing, 5: cubic with antialiasing, 6: reflect, 7: replicate, 8: circular (padding); align: align_corners;
-// size...: of the output; distance...: of neighbouring outputs, in elements of the input.
-// rows: the number of rows that linear_cross_entropy processes at a time.
-// doubled, halved: whether elements whose conjugates are left out are multiplied by 2 (doubled) or by 1/2 (halved).
-// place: where the tensor's first element is in a larger tensor, so that a shard gets the same numbers as the whole.
-// logarithm: 1: gamma_draw returns the logarithms of its numbers.
+// An operator of the table. takes: the names of its integers i[] and, behind a semicolon, of its numbers f[], for
+// example "keepdim?, dim...; correction=1"; a bar ends the names of tensors, "idx | dim". name? is optional, and 0
+// unless given; name=1 is optional with this default; name... is any number of values; what follows one that is left
+// out is left out, too. Dimensions and positions count from 0, negative ones from the end; keepdim, causal, training
+// and the like are 0 or 1; the reduction of a loss is 0 (none), 1 (mean) or 2 (sum). Operators whose names end in
+// _backward are internal, and do not state what they take.
+typedef struct {
+    const char *name;
+    const char *takes, *doc;         // doc: what it computes; "" if the name says it. docs/api/c.md has a table
+    const char *samples;             // sample inputs for the generic specs (ops/op.h)
+    int32_t flags;                   // MS_OP_*
+    int8_t inputs, most_inputs;      // the smallest and largest number of tensors; 0 in in[] is an absent one
+    int8_t integers, most_integers;  // of i[]
+    int8_t numbers, most_numbers;    // of f[]
+    uint8_t kernels;                 // bits of the types of devices on which it can run: 1 << MS_CPU ...
+} ms_op_row;
 
-MS_API int ms_op_find(const char *name);  // -1 if there is no such operator
-MS_API int ms_op_count(void);             // operators are numbered from 0
-MS_API const char *ms_op_name(int op);    // NULL if there is no such operator
-MS_API const char *ms_op_doc(int op);     // a line of documentation for the operator's method; "" if it has none
-MS_API int ms_op_inputs(int op);          // the smallest number of inputs that it accepts
-MS_API int ms_op_flags(int op);           // MS_OP_*
+MS_API int ms_op_find(const char *name);   // -1 if there is no such operator
+MS_API int ms_op_count(void);              // operators are numbered from 0
+MS_API const ms_op_row *ms_op_at(int op);  // NULL if there is no such operator
 enum {
     MS_OP_DIFFERENTIABLE = 1,
     MS_OP_INPLACE = 2,
@@ -360,10 +273,9 @@ enum {
     MS_OP_WIDE = 32 /* runs in float32 under autocast */,
     MS_OP_ANY_DEVICE = 64 /* inputs may lie on different devices */,
     MS_OP_EACH = 128 /* elementwise: a 0-dim input may lie on the CPU */,
-    MS_OP_METHOD = 256 /* a method of tensors that takes only tensors; its variant with a number is NAME_scalar */,
+    MS_OP_METHOD = 256 /* a method of tensors; if elementwise, its variant with a number is NAME_scalar */,
     MS_OP_ACTIVATION = 512 /* also a function of nn.F */
 };
-MS_API int ms_op_has_kernel(int op, int device);  // 1 if the operator can run on that device
 
 MS_API ms_status ms_call_op(int op, ms_args *a);           // sets a->out and a->n_out
 MS_API ms_id ms_call1(int op, ms_id a);                    // one input, one output
@@ -1066,7 +978,6 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 
 // ---- for tests and benchmarks only ------------------------------------------------------------
 
-MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
 // Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of allocations
 // that were left until the previous request would have taken effect; 0: it has taken effect, or there was none. A
 // request -n that has taken effect gives 1.

@@ -9,7 +9,6 @@ static ms_status check_inputs(const ms_call *c)
 {
     for (int k = 0; k < c->n_in; k++)
         if (!c->in[k]) return ms__call_fail(c, "tensor %d is missing", k + 1);
-    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     return MS_OK;
 }
 
@@ -235,16 +234,16 @@ static ms_status triangle_grad(ms_backward_call *b)
 #define BOTH_tile run_tile
 #define BOTH_tril NULL
 #define BOTH_triu NULL
-#define ROW(NAME, MAX, CHECK, BACKWARD, SAMPLES)                             \
-    const ms_op ms__op_##NAME =                                              \
-        MS_ROW(#NAME, 1, MAX, .flags = MS_OP_DIFFERENTIABLE, .check = CHECK, \
-               .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME }, .backward = BACKWARD, .samples = SAMPLES);
+#define ROW(NAME, MAX, CHECK, BACKWARD, TAKES, SAMPLES, DOC)                                         \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, 1, MAX, .flags = MS_OP_DIFFERENTIABLE, .check = CHECK, \
+                                       .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME },    \
+                                       .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(cat,   MS_MAX_IN, check_cat,      cat_grad,      "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0")
-ROW(stack, MS_MAX_IN, check_stack,    stack_grad,    "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0")
-ROW(tile,  1,         check_tile,     tile_grad,     "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2")
-ROW(tril,  1,         check_triangle, triangle_grad, "[4,4];[3,5] i=1;[2,4,3] i=-1")
-ROW(triu,  1,         check_triangle, triangle_grad, "[4,4];[3,5] i=1;[2,4,3] i=-1")
+ROW(cat,   MS_MAX_IN, check_cat,      cat_grad,      "dim", "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0", "Concatenates tensors along a dimension.")
+ROW(stack, MS_MAX_IN, check_stack,    stack_grad,    "dim", "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0", "Concatenates tensors along a new dimension.")
+ROW(tile,  1,         check_tile,     tile_grad,     "times...", "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2", "t repeated along each dimension.")
+ROW(tril,  1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The part of the last two dimensions on and below a diagonal; 0 elsewhere.")
+ROW(triu,  1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The part of the last two dimensions on and above a diagonal; 0 elsewhere.")
 // clang-format on
 
-const ms_op *const ms__ops_assemble[] = { &ms__op_cat, &ms__op_stack, &ms__op_tile, &ms__op_tril, &ms__op_triu, NULL };
+MS_OPERATORS = { &ms__op_cat, &ms__op_stack, &ms__op_tile, &ms__op_tril, &ms__op_triu };

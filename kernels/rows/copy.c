@@ -24,8 +24,8 @@ static ms_status copy_backward(ms_backward_call *b)
 
 static ms_status check_cast(ms_call *c)
 {
-    if (c->n_i < 1 || c->i[0] < 0 || c->i[0] >= MS_DTYPES)
-        return ms__call_fail(c, "needs one integer, the number of a dtype from 0 to %d", MS_DTYPES - 1);
+    if (c->i[0] < 0 || c->i[0] >= MS_DTYPES)
+        return ms__call_fail(c, "the dtype is %lld, expected 0 to %d", (long long)c->i[0], MS_DTYPES - 1);
     const ms_tensor *x = c->in[0];
     return ms__call_out(c, 0, (int)c->i[0], ms__device(x), x->ndim, x->shape);
 }
@@ -45,7 +45,6 @@ static ms_status check_contiguous(ms_call *c)
 static ms_status check_to_device(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
-    if (c->n_i < 1) return ms__call_fail(c, "the device is missing (i[0])");
     int device = (int)c->i[0], from = ms__device(x);
     if (device == from) return ms__call_view(c, 0, same_view(x));
     if ((from & 0xff) == MS_META) return ms__call_fail(c, "%s has no data to move; use to_empty", ms__tensor_text(x));
@@ -55,7 +54,6 @@ static ms_status check_to_device(ms_call *c)
 
 static ms_status check_fill_(ms_call *c)
 {
-    if (c->n_f < 1) return ms__call_fail(c, "the number is missing (f[0])");
     const ms_tensor *t = c->in[0];
     if (!ms__is_float(t->dtype) && t->dtype != MS_BOOL && c->f[0] != __builtin_floor(c->f[0]))
         return ms__call_fail(c, "%.15g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(t));
@@ -70,7 +68,6 @@ static ms_status check_zero_(ms_call *c)
 }
 static ms_status check_arange_(ms_call *c)
 {
-    if (c->n_f < 2) return ms__call_fail(c, "got %d numbers, expected 2: first and step", c->n_f);
     if (c->in[0]->ndim != 1) return ms__call_fail(c, "fills a 1-d tensor, got %s", ms__tensor_text(c->in[0]));
     double last = c->f[0] + (double)(c->in[0]->numel - 1) * c->f[1];
     if (c->in[0]->numel > 0 && !ms__is_float(c->in[0]->dtype) &&
@@ -93,22 +90,21 @@ static ms_status check_eye_(ms_call *c)
 #define BOTH_eye ms__cpu_eye
 #define BOTH_arange NULL
 #define D MS_OP_DIFFERENTIABLE
-#define ROW(NAME, N, CHECK, KERNEL, BACKWARD, FLAGS, SAMPLES)                                             \
+#define ROW(NAME, N, CHECK, KERNEL, BACKWARD, FLAGS, TAKES, SAMPLES, DOC)                                 \
     const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .flags = FLAGS, .check = CHECK,                       \
                                        .run = { [MS_CPU] = ms__cpu_##KERNEL, [MS_CUDA] = BOTH_##KERNEL }, \
-                                       .backward = BACKWARD, .samples = SAMPLES);
+                                       .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | MS_OP_INPLACE | MS_OP_ANY_DEVICE, "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]")
-ROW(cast,       1, check_cast,       copy,   cast_backward, D, "[3,4] i=1;[3,4] i=0")
-ROW(clone,      1, check_clone,      copy,   cast_backward, D, "[3,4];[2,3,5]")
-ROW(contiguous, 1, check_contiguous, copy,   cast_backward, D, "[3,4];[2,3,5]")
-ROW(to_device,  1, check_to_device,  copy,   cast_backward, D, "[3,4] i=0")
-ROW(fill_,      1, check_fill_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, "[3,4] f=1.5")
-ROW(zero_,      1, check_zero_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, "[3,4]")
-ROW(arange_,    1, check_arange_,    arange, ms__zero_gradient, D | MS_OP_INPLACE, "[7] f=1,0.5")
-ROW(eye_,       1, check_eye_,       eye,    ms__zero_gradient, D | MS_OP_INPLACE, "[3,4];[4,3]")
+ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | MS_OP_INPLACE | MS_OP_ANY_DEVICE, NULL, "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]", "Copies u into t, cast to t's dtype.")
+ROW(cast,       1, check_cast,       copy,   cast_backward, D, "dtype", "[3,4] i=1;[3,4] i=0", "t in another dtype.")
+ROW(clone,      1, check_clone,      copy,   cast_backward, D, NULL, "[3,4];[2,3,5]", "A copy with its own storage; gradients flow through it.")
+ROW(contiguous, 1, check_contiguous, copy,   cast_backward, D, NULL, "[3,4];[2,3,5]", "A copy whose elements lie row by row in memory.")
+ROW(to_device,  1, check_to_device,  copy,   cast_backward, D, "device", "[3,4] i=0", "t on another device.")
+ROW(fill_,      1, check_fill_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, "; value", "[3,4] f=1.5", "Sets every element to the value.")
+ROW(zero_,      1, check_zero_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, NULL, "[3,4]", "Sets every element to 0.")
+ROW(arange_,    1, check_arange_,    arange, ms__zero_gradient, D | MS_OP_INPLACE, "; first, step", "[7] f=1,0.5", "Fills t with first, first + step, and so on.")
+ROW(eye_,       1, check_eye_,       eye,    ms__zero_gradient, D | MS_OP_INPLACE, NULL, "[3,4];[4,3]", "Fills a matrix with 1 on its diagonal and 0 elsewhere.")
 // clang-format on
 
-const ms_op *const ms__ops_copy[] = { &ms__op_copy_,     &ms__op_cast,  &ms__op_clone, &ms__op_contiguous,
-                                      &ms__op_to_device, &ms__op_fill_, &ms__op_zero_, &ms__op_arange_,
-                                      &ms__op_eye_,      NULL };
+MS_OPERATORS = { &ms__op_copy_, &ms__op_cast,  &ms__op_clone,   &ms__op_contiguous, &ms__op_to_device,
+                 &ms__op_fill_, &ms__op_zero_, &ms__op_arange_, &ms__op_eye_ };

@@ -7,7 +7,6 @@
 
 static ms_status check_index_positions(const ms_call *c)
 {
-    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     if (c->in[1]->dtype != MS_I64 && c->in[1]->dtype != MS_I32)
         return ms__call_fail(c, "positions must be int64 or int32, got %s", ms__tensor_text(c->in[1]));
     return MS_OK;
@@ -91,7 +90,7 @@ static ms_status check_scatter_reduce(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
     int d;
-    if (c->n_i < 2 || c->i[1] < MS_REDUCE_PROD || c->i[1] > MS_REDUCE_MIN)
+    if (c->i[1] < MS_REDUCE_PROD || c->i[1] > MS_REDUCE_MIN)
         return ms__call_fail(c, "a dimension is missing, or the kind of the reduction is missing or unknown");
     if (!ms__same_shape(index, src))
         return ms__call_fail(c, "the source must have the shape of the positions, %s, got %s",
@@ -105,10 +104,10 @@ static ms_status check_scatter_reduce(ms_call *c)
     return ms__call_out_like(c, 0, x);
 }
 
-#define ROW(NAME, N, KERNEL, BACKWARD, FLAGS, SAMPLES)                                                  \
-    const ms_op ms__op_##NAME =                                                                         \
-        MS_ROW(#NAME, N, N, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .save_in = 2, .check = check_##NAME, \
-               .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, .samples = SAMPLES);
+#define ROW(NAME, N, KERNEL, BACKWARD, FLAGS, TAKES, SAMPLES, DOC)                                       \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .save_in = 2, \
+                                       .check = check_##NAME, .run = { [MS_CPU] = ms__cpu_##KERNEL },    \
+                                       .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 static const ms_op index_add_row = MS_ROW("index_add_", 3, 3, .flags = MS_OP_INPLACE, .check = check_index_add_,
                                           .run = { [MS_CPU] = ms__cpu_index_add });
 extern const ms_op ms__op_gather, ms__op_scatter_, ms__op_scatter_add_;
@@ -255,18 +254,19 @@ static ms_status scatter_reduce_grad(ms_backward_call *b)
     while (s.n) ms__release(s.made[--s.n]);
     return s.st;
 }
-static const ms_op scatter_reduce_row =
-    MS_ROW("scatter_reduce", 3, 3, .flags = MS_OP_DIFFERENTIABLE, .save_in = 7, .save_out = 1,
-           .check = check_scatter_reduce, .run = { [MS_CPU] = ms__cpu_scatter_reduce }, .backward = scatter_reduce_grad,
-           .samples = "[5,4] [3,4]i5 [3,4] i=0,0;[5,4] [3,4]i5 [3,4] i=0,1;[2,3,4] [2,3,2]i4 [2,3,2] i=-1,2;"
-                      "[2,3] [2,7]i3 [2,7] i=1,0;[2,3] [2,7]i3 [2,7] i=1,1");
+static const ms_op scatter_reduce_row = MS_ROW(
+    "scatter_reduce", 3, 3, .takes = "dim, kind",
+    .doc = "t combined with the source at these positions along a dimension. kind: 0 product, 1 largest, 2 smallest.",
+    .flags = MS_OP_DIFFERENTIABLE, .save_in = 7, .save_out = 1, .check = check_scatter_reduce,
+    .run = { [MS_CPU] = ms__cpu_scatter_reduce }, .backward = scatter_reduce_grad,
+    .samples = "[5,4] [3,4]i5 [3,4] i=0,0;[5,4] [3,4]i5 [3,4] i=0,1;[2,3,4] [2,3,2]i4 [2,3,2] i=-1,2;"
+               "[2,3] [2,7]i3 [2,7] i=1,0;[2,3] [2,7]i3 [2,7] i=1,1");
 
 // clang-format off
-ROW(index_select, 2, index_select, index_select_grad, 0,             "[5,4] [3]i5 i=0;[2,3,4] [5]i4 i=-1;[2,3,4] [2]i3 i=1")
-ROW(gather,       2, gather,       gather_grad,       0,             "[5,4] [3,4]i5 i=0;[2,3,4] [2,3,6]i4 i=-1;[5] [3]i5 i=0")
-ROW(scatter_,     3, scatter,      scatter_grad,      MS_OP_INPLACE, "[6] [1]i6 [1] i=0;[5,4] [1,4]i5 [1,4] i=0;[5,4] [1,3]i5 [2,4] i=0")
-ROW(scatter_add_, 3, scatter_add,  scatter_add_grad,  MS_OP_INPLACE, "[5,4] [3,4]i5 [3,4] i=0;[2,3,4] [2,3,2]i4 [2,3,3] i=-1")
+ROW(index_select, 2, index_select, index_select_grad, 0,             "dim", "[5,4] [3]i5 i=0;[2,3,4] [5]i4 i=-1;[2,3,4] [2]i3 i=1", "The slices of a dimension at these positions.")
+ROW(gather,       2, gather,       gather_grad,       0,             "dim", "[5,4] [3,4]i5 i=0;[2,3,4] [2,3,6]i4 i=-1;[5] [3]i5 i=0", "The elements at these positions along a dimension.")
+ROW(scatter_,     3, scatter,      scatter_grad,      MS_OP_INPLACE, "dim", "[6] [1]i6 [1] i=0;[5,4] [1,4]i5 [1,4] i=0;[5,4] [1,3]i5 [2,4] i=0", "Writes the source to these positions along a dimension.")
+ROW(scatter_add_, 3, scatter_add,  scatter_add_grad,  MS_OP_INPLACE, "dim", "[5,4] [3,4]i5 [3,4] i=0;[2,3,4] [2,3,2]i4 [2,3,3] i=-1", "Adds the source at these positions along a dimension.")
 // clang-format on
 
-const ms_op *const ms__ops_index[] = { &ms__op_index_select, &ms__op_gather,      &ms__op_scatter_,
-                                       &ms__op_scatter_add_, &scatter_reduce_row, NULL };
+MS_OPERATORS = { &ms__op_index_select, &ms__op_gather, &ms__op_scatter_, &ms__op_scatter_add_, &scatter_reduce_row };

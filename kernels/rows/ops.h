@@ -11,6 +11,10 @@
         .name = NAME, .n_in_min = MIN, .n_in_max = MAX, __VA_ARGS__ \
     }
 
+// Ends a file of rows: MS_OPERATORS = { &relu_row, &gelu_row }; registers them. The linker puts these lists side by
+// side (ops/op.c).
+#define MS_OPERATORS static const ms_op *const operators[] __attribute__((section("ms_operators"), used))
+
 // The rows that C code calls directly. ms__op_by_name finds all others.
 extern const ms_op ms__op_add, ms__op_add_, ms__op_sub, ms__op_mul, ms__op_mul_, ms__op_div, ms__op_neg;
 extern const ms_op ms__op_add_scalar, ms__op_mul_scalar, ms__op_mul_scalar_, ms__op_div_scalar;

@@ -20,15 +20,13 @@ static ms_status check_sort(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
-    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    MS_TRY(ms__call_last_dim(c, &d));
     return pair_out(c, d, x->ndim ? x->shape[d] : 1);
 }
 static ms_status check_topk(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 2) return ms__call_fail(c, "the dimension or k is missing (i[0], i[1])");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t n = x->ndim ? x->shape[d] : 1;
     if (x->ndim == 0 && c->i[1] != 1)
@@ -80,33 +78,39 @@ static ms_status check_searchsorted(ms_call *c)
 // where there are fewer.
 static ms_status check_nonzero(ms_call *c)
 {
-    if (c->n_i < 1 || c->i[0] < 0) return ms__call_fail(c, "the number of positions is missing or negative");
+    if (c->i[0] < 0) return ms__call_fail(c, "the number of positions is negative, %lld", (long long)c->i[0]);
     return ms__call_out(c, 0, MS_I64, ms__device(c->in[0]), 1, c->i);
 }
 
 static const ms_op sort_row =
-    MS_ROW("sort", 1, 1, .flags = MS_OP_DIFFERENTIABLE, .save_out = 2, .check = check_sort,
-           .run = { [MS_CPU] = ms__cpu_sort }, .backward = order_grad,
+    MS_ROW("sort", 1, 1, .takes = "dim=-1, descending?",
+           .doc = "The elements in order along a dimension, and their positions before.", .flags = MS_OP_DIFFERENTIABLE,
+           .save_out = 2, .check = check_sort, .run = { [MS_CPU] = ms__cpu_sort }, .backward = order_grad,
            .samples = "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1;[64] i=0,1;[]+ i=0;[5]i9 i=0;[4]b i=0,1");
 static const ms_op topk_row =
-    MS_ROW("topk", 1, 1, .flags = MS_OP_DIFFERENTIABLE, .save_out = 2, .check = check_topk,
-           .run = { [MS_CPU] = ms__cpu_topk }, .backward = order_grad,
+    MS_ROW("topk", 1, 1, .takes = "dim, k, largest=1",
+           .doc = "The k largest or smallest elements along a dimension, in order, and their positions.",
+           .flags = MS_OP_DIFFERENTIABLE, .save_out = 2, .check = check_topk, .run = { [MS_CPU] = ms__cpu_topk },
+           .backward = order_grad,
            .samples = "[3,4] i=0,2;[2,3,4] i=-1,1,0;[2,3,4] i=1,3,1;[64] i=0,5;[5]i9 i=0,2,1;[5,3] i=1,0");
 static const ms_op searchsorted_row =
-    MS_ROW("searchsorted", 2, 2, .check = check_searchsorted, .run = { [MS_CPU] = ms__cpu_searchsorted },
+    MS_ROW("searchsorted", 2, 2, .takes = "right?, int32?",
+           .doc = "The place of each element of u among the sorted boundaries t; right: behind equal boundaries.",
+           .check = check_searchsorted, .run = { [MS_CPU] = ms__cpu_searchsorted },
            .samples = "[5] [3,4];[2,6] [2,3] i=1;[5]i9 [4]i9 i=0,1;[3] [] i=1;[0] [2]");
-static const ms_op nonzero_row = MS_ROW("nonzero", 1, 1, .check = check_nonzero, .run = { [MS_CPU] = ms__cpu_nonzero },
-                                        .samples = "[3,4]b i=5;[2,3]i3 i=6;[5] i=5;[4]b i=0");
-
-const ms_op *const ms__ops_order[] = { &sort_row, &topk_row, &searchsorted_row, &nonzero_row, NULL };
+static const ms_op nonzero_row =
+    MS_ROW("nonzero", 1, 1, .takes = "count",
+           .doc =
+               "The positions in row-major order of the first count elements that are not 0; -1 where there are fewer.",
+           .check = check_nonzero, .run = { [MS_CPU] = ms__cpu_nonzero },
+           .samples = "[3,4]b i=5;[2,3]i3 i=6;[5] i=5;[4]b i=0");
 
 // ---- scans ----
 
 static ms_status check_dim(ms_call *c)
 {
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
-    return ms__call_dim(c, c->i[0], c->in[0]->ndim, &d);
+    return ms__call_last_dim(c, &d);
 }
 static ms_status check_cumprod(ms_call *c)
 {
@@ -159,15 +163,16 @@ static ms_status running_extreme_grad(ms_backward_call *b)
 }
 
 #define SAMPLES "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1;[40] i=0;[]+ i=0"
-#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)                                                        \
-    static const ms_op NAME##_row =                                                                                \
-        MS_ROW(#NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK, \
-               .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .samples = SAMPLES);
+#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, TAKES, SAMPLES, DOC)                                           \
+    static const ms_op NAME##_row = MS_ROW(#NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .save_in = IN,     \
+                                           .save_out = OUT, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME }, \
+                                           .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(cumprod, check_cumprod, cumprod_grad, 1, 1, MS_OP_WIDE, "[3,4] i=0;[2,3,4]a i=-1;[2,3,4] i=1;[]+ i=0;[4]i5 i=0")
-ROW(cummax,       check_cummax,       running_extreme_grad,      0, 2, 0,          SAMPLES ";[6]i9 i=0")
-ROW(cummin,       check_cummax,       running_extreme_grad,      0, 2, 0,          SAMPLES ";[6]i9 i=0")
-ROW(logcumsumexp, check_logcumsumexp, logcumsumexp_grad, 1, 1, MS_OP_WIDE, SAMPLES)
+ROW(cumprod, check_cumprod, cumprod_grad, 1, 1, MS_OP_WIDE, "dim=-1", "[3,4] i=0;[2,3,4]a i=-1;[2,3,4] i=1;[]+ i=0;[4]i5 i=0", "The products of the elements so far along a dimension.")
+ROW(cummax,       check_cummax,       running_extreme_grad,      0, 2, 0,          "dim=-1", SAMPLES ";[6]i9 i=0", "The largest element so far along a dimension, and its position.")
+ROW(cummin,       check_cummax,       running_extreme_grad,      0, 2, 0,          "dim=-1", SAMPLES ";[6]i9 i=0", "The smallest element so far along a dimension, and its position.")
+ROW(logcumsumexp, check_logcumsumexp, logcumsumexp_grad, 1, 1, MS_OP_WIDE, "dim=-1", SAMPLES, "log(cumsum(e^t)) along a dimension, without overflow.")
 // clang-format on
 
-const ms_op *const ms__ops_scan[] = { &cumprod_row, &cummax_row, &cummin_row, &logcumsumexp_row, NULL };
+MS_OPERATORS = { &sort_row,    &topk_row,   &searchsorted_row, &nonzero_row,
+                 &cumprod_row, &cummax_row, &cummin_row,       &logcumsumexp_row };

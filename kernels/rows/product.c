@@ -141,8 +141,8 @@ static ms_status linear_grad(ms_backward_call *b)
 }
 
 const ms_op ms__op_linear =
-    MS_ROW("linear", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = run_linear },
-           .backward = linear_grad, .prepare = prepare_linear,
+    MS_ROW("linear", 2, 3, .doc = "x w^T + b.", .flags = MS_OP_LOW, .save_in = 3, .check = linear_check,
+           .run = { [MS_CPU] = run_linear }, .backward = linear_grad, .prepare = prepare_linear,
            .samples =
                "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
                "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]");
@@ -208,8 +208,11 @@ static ms_status linear_parts_backward(ms_backward_call *b)
     return MS_OK;
 }
 static const ms_op op_linear_parts =
-    MS_ROW("linear_parts", 2, 1 + 2 * MS_LINEAR_PARTS, .flags = MS_OP_LOW, .save_in = (2 << MS_LINEAR_PARTS) - 1,
-           .check = linear_parts_check, .run = { [MS_CPU] = run_linear_parts }, .backward = linear_parts_backward,
+    MS_ROW("linear_parts", 2, 1 + 2 * MS_LINEAR_PARTS, .takes = "weights",
+           .doc = "Several linear layers on one input, side by side: the weights, their number, follow x, and the "
+                  "biases follow them.",
+           .flags = MS_OP_LOW, .save_in = (2 << MS_LINEAR_PARTS) - 1, .check = linear_parts_check,
+           .run = { [MS_CPU] = run_linear_parts }, .backward = linear_parts_backward,
            .samples = "[3,4] [5,4] [2,4] [5] [2] i=2; [2,3,4] [5,4] [2,4] [3,4] i=3; [4] [2,4] [3,4] - [3] i=2; "
                       "[20,19] [33,19] [70,19] i=2; [0,4] [5,4] [5] i=1; [1,70] [70,70] [33,70] [65,70] i=3");
 
@@ -376,11 +379,11 @@ out:
 }
 
 static const ms_op op_matmul =
-    MS_ROW("matmul", 2, 2, .flags = MS_OP_LOW, .save_in = 3, .check = matmul_check, .run = { [MS_CPU] = matmul_cpu },
-           .backward = matmul_backward,
+    MS_ROW("matmul", 2, 2, .doc = "The matrix product; leading dimensions broadcast.", .flags = MS_OP_LOW, .save_in = 3,
+           .check = matmul_check, .run = { [MS_CPU] = matmul_cpu }, .backward = matmul_backward,
            .samples =
                "[3,4] [4,5]; [4] [4]; [3,4] [4]; [4] [4,5]; [2,3,4] [4,5]; [2,3,4] [2,4,5]; [2,1,3,4] [3,4,2]; [3,4] "
                "[2,4,5]; [2,3,4] [4]; [4] [2,4,3]; [0,4] [4,5]; [3,0] [0,2]; "
                "[20,40] [40,50]; [2,0,4] [2,4,3]");
 
-const ms_op *const ms__ops_product[] = { &op_matmul, &ms__op_linear, &ms__op_linear_backward, &op_linear_parts, NULL };
+MS_OPERATORS = { &op_matmul, &ms__op_linear, &ms__op_linear_backward, &op_linear_parts };

@@ -4,9 +4,8 @@
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
-static ms_status check_distribution(const ms_call *c, int n_f)
+static ms_status check_distribution(const ms_call *c)
 {
-    if (c->n_f < n_f) return ms__call_fail(c, "expected %d numbers, got %d", n_f, c->n_f);
     if (c->n_i && c->i[0] < 0)
         return ms__call_fail(c, "the position of the first element must be 0 or more, got %lld", (long long)c->i[0]);
     return ms__check_writable(c);
@@ -17,9 +16,9 @@ static ms_status draw_seed(ms_call *c)
     ms__call_inplace(c, 0, 0);
     return MS_OK;
 }
-static ms_status check_random_real(ms_call *c, int n_f)
+static ms_status check_random_real(ms_call *c)
 {
-    MS_TRY(check_distribution(c, n_f));
+    MS_TRY(check_distribution(c));
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[0]));
     return MS_OK;
@@ -27,12 +26,8 @@ static ms_status check_random_real(ms_call *c, int n_f)
 // The two numbers of the operator, 0 and 1 by default: bounds, or mean and standard deviation.
 static ms_status check_pair(ms_call *c)
 {
-    if (c->n_f == 0) {
-        c->n_f = 2;
-        c->f[0] = 0;
-        c->f[1] = 1;
-    }
-    return check_random_real(c, 2);
+    for (; c->n_f < 2; c->n_f++) c->f[c->n_f] = c->n_f;
+    return check_random_real(c);
 }
 static ms_status check_rand_(ms_call *c)
 {
@@ -48,7 +43,7 @@ static ms_status check_randn_(ms_call *c)
 }
 static ms_status check_randint_(ms_call *c)
 {
-    MS_TRY(check_distribution(c, 2));
+    MS_TRY(check_distribution(c));
     for (int k = 0; k < 2; k++)
         if (!(c->f[k] >= -0x1p63 && c->f[k] < 0x1p63) || c->f[k] != __builtin_floor(c->f[k]))
             return ms__call_fail(c, "a bound is %.15g, expected a whole number from -2^63 to below 2^63", c->f[k]);
@@ -60,20 +55,20 @@ static ms_status check_randint_(ms_call *c)
 }
 static ms_status check_trunc_normal_(ms_call *c)
 {
-    MS_TRY(check_random_real(c, 4));
+    MS_TRY(check_random_real(c));
     if (!(c->f[1] > 0)) return ms__call_fail(c, "std must be positive, got %g", c->f[1]);
     if (!(c->f[2] < c->f[3])) return ms__call_fail(c, "a must be below b, got a = %g, b = %g", c->f[2], c->f[3]);
     return draw_seed(c);
 }
-#define ROW(NAME, KERNEL, SAMPLES)                                                        \
-    static const ms_op NAME##row =                                                        \
-        MS_ROW(#NAME, 1, 1, .flags = MS_OP_INPLACE | MS_OP_RANDOM, .check = check_##NAME, \
-               .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = ms__zero_gradient, .samples = SAMPLES);
+#define ROW(NAME, KERNEL, TAKES, SAMPLES, DOC)                                                                       \
+    static const ms_op NAME##row = MS_ROW(#NAME, 1, 1, .flags = MS_OP_INPLACE | MS_OP_RANDOM, .check = check_##NAME, \
+                                          .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = ms__zero_gradient,     \
+                                          .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(rand_,         rand,         "[3,4] f=-1,2")
-ROW(randn_,        randn,        "[3,4] f=1,2;[7] f=0,1 i=3")
-ROW(randint_,      randint,      "[3,4] f=0,10;[3,4]i9 f=-5,5")
-ROW(trunc_normal_, trunc_normal, "[3,4] f=0,1,-2,2")
+ROW(rand_,         rand,         "place=0; low=0, high=1", "[3,4] f=-1,2", "Uniform numbers in [low, high). place: where t's first element is in a larger tensor, so that a shard gets the same numbers as the whole.")
+ROW(randn_,        randn,        "place=0; mean=0, std=1", "[3,4] f=1,2;[7] f=0,1 i=3", "Normal numbers; place: as for rand_.")
+ROW(randint_,      randint,      "place=0; low, high", "[3,4] f=0,10;[3,4]i9 f=-5,5", "Whole numbers from low to below high; place: as for rand_.")
+ROW(trunc_normal_, trunc_normal, "place=0; mean, std, low, high", "[3,4] f=0,1,-2,2", "Normal numbers within [low, high]; place: as for rand_.")
 // clang-format on
 
-const ms_op *const ms__ops_random[] = { &rand_row, &randn_row, &randint_row, &trunc_normal_row, NULL };
+MS_OPERATORS = { &rand_row, &randn_row, &randint_row, &trunc_normal_row };

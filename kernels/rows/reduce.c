@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/reduce.c -- the reductions. Integers of most operators: keepdim, then the dimensions; without
-// dimensions, all are reduced. runtime/moonshard.h lists the integers of each operator.
+// rows/reduce.c -- the reductions. Integers of most operators: keepdim, then the dimensions; without dimensions, all
+// are reduced.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
@@ -237,7 +237,6 @@ static ms_status check_var(ms_call *c)
 }
 static ms_status check_norm(ms_call *c)
 {
-    if (c->n_f < 1) return ms__call_fail(c, "p is missing (f[0])");
     MS_TRY(check_real_dims(c));
     const ms_tensor *x = c->in[0];
     if (__builtin_isinf(c->f[0]) && x->numel == 0 && c->out[0]->numel > 0)
@@ -267,8 +266,7 @@ static ms_status one_dim_shape(ms_call *c, int *ndim, int64_t *shape)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
-    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    MS_TRY(ms__call_last_dim(c, &d));
     *ndim = reduced_shape(x, x->ndim ? 1u << d : 0, c->n_i > 1 && c->i[1], shape);
     return MS_OK;
 }
@@ -306,8 +304,7 @@ static ms_status check_cumsum(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
-    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    MS_TRY(ms__call_last_dim(c, &d));
     return ms__call_out(c, 0, ms__is_float(x->dtype) ? x->dtype : MS_I64, ms__device(x), x->ndim, x->shape);
 }
 
@@ -341,30 +338,30 @@ static ms_status reduced_extreme_grad(ms_backward_call *b)
 #define D MS_OP_DIFFERENTIABLE
 #define W (MS_OP_DIFFERENTIABLE | MS_OP_WIDE)
 #define DIMS "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2;[2,3,4] i=0,-1"
-#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, SAMPLES)                                 \
-    const ms_op ms__op_##NAME =                                                             \
-        MS_ROW(#NAME, 1, 1, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK, \
-               .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .samples = SAMPLES);
+#define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, TAKES, SAMPLES, DOC)                                             \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, 1, 1, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK, \
+                                       .run = { [MS_CPU] = ms__cpu_##NAME }, .backward = BACKWARD, .takes = TAKES,  \
+                                       .samples = SAMPLES, .doc = DOC);
 //  name       check              backward          saves  flags samples
 // clang-format off
-ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    DIMS)
-ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    DIMS)
-ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    DIMS)
-ROW(all,       check_reduced_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
-ROW(any,       check_reduced_truth,       NULL,             0, 0,  0,    "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0")
-ROW(var,       check_var,         var_grad,         1, 0,  D,    "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5")
-ROW(std,       check_var,         std_grad,         1, 1,  D,    "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5")
-ROW(norm,      check_norm,        norm_grad,        1, 1,  W,    "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0")
-ROW(max_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
-ROW(min_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    "[3,4];[2,3,4]")
-ROW(amax,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   DIMS)
-ROW(amin,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   DIMS)
-ROW(max,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
-ROW(min,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
-ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
-ROW(argmin,    check_argument,    NULL,             0, 0,  0,    "[3,4];[3,4] i=0;[2,3,4] i=-1,1")
-ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0")
-ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
+ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    "keepdim?, dim...", DIMS, "The sum over the dimensions (none given: over all).")
+ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    "keepdim?, dim...", DIMS, "The mean over the dimensions (none given: over all).")
+ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    "keepdim?, dim...", DIMS, "The product over the dimensions (none given: over all).")
+ROW(all,       check_reduced_truth,       NULL,             0, 0,  0,    "keepdim?, dim...", "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0", "Whether all elements along the dimensions (none given: all) are true (not 0): a bool tensor.")
+ROW(any,       check_reduced_truth,       NULL,             0, 0,  0,    "keepdim?, dim...", "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0", "Whether an element along the dimensions (none given: all) is true (not 0): a bool tensor.")
+ROW(var,       check_var,         var_grad,         1, 0,  D,    "keepdim?, dim...; correction=1", "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5", "The variance over the dimensions (none given: over all); the divisor is the count minus the correction.")
+ROW(std,       check_var,         std_grad,         1, 1,  D,    "keepdim?, dim...; correction=1", "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5", "The standard deviation over the dimensions (none given: over all); the divisor is the count minus the correction.")
+ROW(norm,      check_norm,        norm_grad,        1, 1,  W,    "keepdim?, dim...; p", "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0", "The p-norm over the dimensions (none given: over all).")
+ROW(max_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    NULL, "[3,4];[2,3,4]", "The largest element.")
+ROW(min_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    NULL, "[3,4];[2,3,4]", "The smallest element.")
+ROW(amax,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   "keepdim?, dim...", DIMS, "The largest element along the dimensions (none given: of all). Elements that are equally large share the gradient.")
+ROW(amin,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   "keepdim?, dim...", DIMS, "The smallest element along the dimensions (none given: of all). Elements that are equally small share the gradient.")
+ROW(max,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "dim, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "The largest element along a dimension, and its position.")
+ROW(min,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "dim, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "The smallest element along a dimension, and its position.")
+ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "dim=all, keepdim?", "[3,4];[3,4] i=0;[2,3,4] i=-1,1", "The position of the largest element along a dimension, or of all.")
+ROW(argmin,    check_argument,    NULL,             0, 0,  0,    "dim=all, keepdim?", "[3,4];[3,4] i=0;[2,3,4] i=-1,1", "The position of the smallest element along a dimension, or of all.")
+ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "dim=-1, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "log(sum(e^t)) along a dimension, without overflow.")
+ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "dim=-1", "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1", "The sums of the elements so far along a dimension.")
 // clang-format on
 
 // An element is part of its own and all later sums, so its gradient is the sum of their gradients: a running sum from
@@ -375,8 +372,6 @@ static ms_status cumsum_grad(ms_backward_call *b)
                       b->gin);
 }
 
-const ms_op *const ms__ops_reduce[] = {
-    &ms__op_sum,       &ms__op_mean,    &ms__op_prod,    &ms__op_all,  &ms__op_any, &ms__op_var,    &ms__op_std,
-    &ms__op_norm,      &ms__op_max_all, &ms__op_min_all, &ms__op_max,  &ms__op_min, &ms__op_argmax, &ms__op_argmin,
-    &ms__op_logsumexp, &ms__op_cumsum,  &ms__op_amax,    &ms__op_amin, NULL
-};
+MS_OPERATORS = { &ms__op_sum,    &ms__op_mean,   &ms__op_prod,      &ms__op_all,     &ms__op_any,  &ms__op_var,
+                 &ms__op_std,    &ms__op_norm,   &ms__op_max_all,   &ms__op_min_all, &ms__op_max,  &ms__op_min,
+                 &ms__op_argmax, &ms__op_argmin, &ms__op_logsumexp, &ms__op_cumsum,  &ms__op_amax, &ms__op_amin };

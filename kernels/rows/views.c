@@ -76,16 +76,10 @@ static ms_status reshape_backward(ms_backward_call *b)
     return ms__reshape(&b->gin[0], b->gout[0], b->in_meta[0].ndim, b->in_meta[0].shape);
 }
 
-static ms_status check_count(const ms_call *c, int n)
-{
-    return c->n_i < n ? ms__call_fail(c, "needs %d integer%s, got %d", n, n == 1 ? "" : "s", c->n_i) : MS_OK;
-}
-
 static ms_status check_transpose(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int a, b;
-    MS_TRY(check_count(c, 2));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &a));
     MS_TRY(ms__call_dim(c, c->i[1], x->ndim, &b));
     ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset);
@@ -141,7 +135,6 @@ static ms_status check_narrow(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_count(c, 3));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to narrow");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1], len = c->i[2];
@@ -181,7 +174,6 @@ static ms_status check_slice(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_count(c, 4));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to slice");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1], count = c->i[2], step = c->i[3], size = x->shape[d];
@@ -218,7 +210,6 @@ static ms_status check_unfold(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_count(c, 3));
     if (x->ndim == 0 || x->ndim == MS_MAX_DIMS)
         return ms__call_fail(c, "%s has %d dimensions, expected 1 to %d", ms__tensor_text(x), x->ndim, MS_MAX_DIMS - 1);
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
@@ -265,7 +256,6 @@ static ms_status check_select(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to select from");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t at = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1];
@@ -344,7 +334,6 @@ static ms_status check_unsqueeze(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_count(c, 1));
     if (x->ndim == MS_MAX_DIMS)
         return ms__call_fail(c, "%s already has %d dimensions, the most that a tensor can have", ms__tensor_text(x),
                              MS_MAX_DIMS);
@@ -366,7 +355,6 @@ static ms_status check_split(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be split");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     // c->i is d, size: pieces of that size; the last one may be smaller. c->i is d, size1, size2 …: pieces of those
@@ -518,28 +506,30 @@ static ms_status as_strided_backward(ms_backward_call *b)
     return ms__algebra_end(&e, ms__a1(&e, "reshape", sum, m->ndim, m->shape), &b->gin[0]);
 }
 
-#define VIEW(NAME, BACKWARD, SAMPLES)                                                               \
-    static const ms_op NAME##_row = MS_ROW(#NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, \
-                                           .check = check_##NAME, .backward = BACKWARD, .samples = SAMPLES);
+#define VIEW(NAME, BACKWARD, TAKES, SAMPLES, DOC)                                                                    \
+    static const ms_op NAME##_row =                                                                                  \
+        MS_ROW(#NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, .check = check_##NAME, .backward = BACKWARD, \
+               .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-VIEW(view,      reshape_backward,   "[3,4] i=2,6;[3,4] i=-1;[2,3,4] i=6,-1;[1,1]")
-VIEW(transpose, transpose_backward, "[3,4] i=0,1;[2,3,4] i=-1,0")
-VIEW(permute,   permute_backward,   "[2,3,4] i=2,0,1;[2,3,4] i=-1,1,0")
-VIEW(narrow,    narrow_backward,    "[5,4] i=0,1,3;[3,4] i=-1,2,2;[3,4] i=1,0,0")
-VIEW(slice,     slice_backward,     "[5,4] i=0,1,2,3;[3,4] i=-1,0,2,2;[3,4] i=1,0,0,1")
-VIEW(unfold,    unfold_backward,    "[7,2] i=0,3,2;[2,5] i=-1,2,1;[4] i=0,4,1")
-VIEW(select,    select_backward,    "[5,4] i=0,3;[2,3,4] i=1,-1")
-VIEW(expand,    expand_backward,    "[3,1] i=3,4;[4] i=2,3,-1;[1,3] i=2,5,3")
-VIEW(squeeze,   reshape_backward,   "[1,3,1];[1,3,1] i=0;[1,3,1] i=-1;[1,3] i=1")
-VIEW(unsqueeze, reshape_backward,   "[3,4] i=0;[3,4] i=1;[3,4] i=-1")
-VIEW(as_strided, as_strided_backward, "[12] i=1,3,2,4,2;[3,4] i=0,5,4,2,1;[2,3] i=2;[4] i=0,2,3,0,1")
-VIEW(split,     split_backward,     "[5,4] i=0,2;[5,4] i=1,1,3,0;[2,6] i=-1,3")
+VIEW(view,      reshape_backward,   "size...", "[3,4] i=2,6;[3,4] i=-1;[2,3,4] i=6,-1;[1,1]", "t with another shape, as a view; a size of -1 is inferred.")
+VIEW(transpose, transpose_backward, "dim1, dim2", "[3,4] i=0,1;[2,3,4] i=-1,0", "t with two dimensions exchanged, as a view.")
+VIEW(permute,   permute_backward,   "dim...", "[2,3,4] i=2,0,1;[2,3,4] i=-1,1,0", "t with its dimensions in this order, as a view.")
+VIEW(narrow,    narrow_backward,    "dim, first, length", "[5,4] i=0,1,3;[3,4] i=-1,2,2;[3,4] i=1,0,0", "length slices of a dimension, from position first, as a view.")
+VIEW(slice,     slice_backward,     "dim, first, length, step", "[5,4] i=0,1,2,3;[3,4] i=-1,0,2,2;[3,4] i=1,0,0,1", "length slices of a dimension, each step after the one before, as a view.")
+VIEW(unfold,    unfold_backward,    "dim, size, step", "[7,2] i=0,3,2;[2,5] i=-1,2,1;[4] i=0,4,1", "All windows of this size along a dimension, each step after the one before, in a new last dimension, as a view.")
+VIEW(select,    select_backward,    "dim, position", "[5,4] i=0,3;[2,3,4] i=1,-1", "One slice of a dimension, without that dimension, as a view.")
+VIEW(expand,    expand_backward,    "size...", "[3,1] i=3,4;[4] i=2,3,-1;[1,3] i=2,5,3", "t with dimensions of size 1 repeated, as a view; -1 keeps a size.")
+VIEW(squeeze,   reshape_backward,   "dim...", "[1,3,1];[1,3,1] i=0;[1,3,1] i=-1;[1,3] i=1", "t without these dimensions where their size is 1 (none given: without all of size 1), as a view.")
+VIEW(unsqueeze, reshape_backward,   "dim", "[3,4] i=0;[3,4] i=1;[3,4] i=-1", "t with a new dimension of size 1, as a view.")
+VIEW(as_strided, as_strided_backward, "offset, size..., stride...", "[12] i=1,3,2,4,2;[3,4] i=0,5,4,2,1;[2,3] i=2;[4] i=0,2,3,0,1", "A view with this offset, these sizes and these strides into t's storage.")
+VIEW(split,     split_backward,     "dim, size, size...", "[5,4] i=0,2;[5,4] i=1,1,3,0;[2,6] i=-1,3", "Views of consecutive parts of a dimension; a single size is that of every part.")
 // clang-format on
 static const ms_op reshape_row =
-    MS_ROW("reshape", 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, .check = check_reshape,
+    MS_ROW("reshape", 1, 1, .takes = "size...",
+           .doc = "t with another shape: a view if possible, otherwise a copy; a size of -1 is inferred.",
+           .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, .check = check_reshape,
            .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape }, .backward = reshape_backward,
            .samples = "[3,4] i=2,6;[2,3,4] i=-1,4");
 
-const ms_op *const ms__ops_views[] = { &view_row,      &reshape_row, &transpose_row,  &permute_row, &narrow_row,
-                                       &slice_row,     &unfold_row,  &select_row,     &expand_row,  &squeeze_row,
-                                       &unsqueeze_row, &split_row,   &as_strided_row, NULL };
+MS_OPERATORS = { &view_row,   &reshape_row, &transpose_row, &permute_row,   &narrow_row, &slice_row,     &unfold_row,
+                 &select_row, &expand_row,  &squeeze_row,   &unsqueeze_row, &split_row,  &as_strided_row };

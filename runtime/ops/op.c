@@ -7,7 +7,6 @@
 // effect, because scripts repeat it after a garbage collection (tensor/init.lua): the tape's node and the outputs' ids
 // are allocated before the kernel runs, and random offsets are given back.
 #define _GNU_SOURCE
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/activity.h"
@@ -16,18 +15,18 @@
 #include "device/move.h"
 #include "ops/anomaly.h"
 #include "ops/captured.h"
-#include "ops/families.h"
 #include "ops/op.h"
 #include "ops/queued.h"
 
 // ---- the table --------------------------------------------------------------------------------
 
-enum { MAX_OPS = 512, HASH = 2048 };
+enum { MAX_OPS = 512, HASH = 2048, ANY = INT8_MAX };
 static struct {
     const ms_op *table[MAX_OPS];
+    ms_op_row row[MAX_OPS];
     int16_t by_name[HASH];
     int n;
-    // CUDA's kernels, once the plugin is loaded. Found by name, because some rows are not in a family's list.
+    // CUDA's kernels, once the plugin is loaded. Found by name, because some rows are not in the table.
     struct {
         const char *op;
         ms_status (*run)(ms_call *);
@@ -41,19 +40,56 @@ static struct {
 
 ms_recorder ms__recorder;
 
+// Reads "dim, keepdim?, more..." up to a semicolon or the end: the smallest and the largest number of values. Returns
+// the rest.
+static const char *count_values(const char *s, int8_t *least, int8_t *most)
+{
+    *least = *most = 0;
+    while (*s && *s != ';') {
+        size_t n = strcspn(s, ",;");
+        bool any = n > 3 && memcmp(s + n - 3, "...", 3) == 0;
+        *least += !any && !memchr(s, '?', n) && !memchr(s, '=', n);
+        *most = any || *most == ANY ? ANY : *most + 1;
+        s += n + strspn(s + n, ", ");
+    }
+    return s + strspn(s, "; ");
+}
+
+static void fill_row(ms_op_row *r, const ms_op *op)
+{
+    size_t n = strlen(op->name);
+    *r = (ms_op_row) { op->name,
+                       op->takes ? op->takes : "",
+                       op->doc ? op->doc : "",
+                       op->samples ? op->samples : "",
+                       .flags = op->flags | (op->backward ? MS_OP_DIFFERENTIABLE : 0),
+                       .inputs = op->n_in_min,
+                       .most_inputs = op->n_in_max };
+    const char *tensors = strchr(r->takes, '|'), *s = tensors ? tensors + 1 + strspn(tensors + 1, " ") : r->takes;
+    count_values(count_values(s, &r->integers, &r->most_integers), &r->numbers, &r->most_numbers);
+    if (n > 9 && strcmp(op->name + n - 9, "_backward") == 0) r->most_integers = r->most_numbers = ANY;
+    for (int d = 0; d < MS_DEVICES; d++)
+        if (d == MS_META || op->run[d] || op->flags & MS_OP_VIEW) r->kernels |= (uint8_t)(1 << d);
+}
+
+// The lists of all files of rows, which the linker has put side by side; 0 where it aligned one.
+extern const ms_op *const __start_ms_operators[] __attribute__((visibility("hidden")));
+extern const ms_op *const __stop_ms_operators[] __attribute__((visibility("hidden")));
+
 __attribute__((constructor)) static void fill_table(void)
 {
-    for (const ms_op *const *const *f = ms__op_families; *f; f++)
-        for (const ms_op *const *op = *f; *op; op++) {
-            if (ops.n == MAX_OPS) {
-                fprintf(stderr, "moonshard: more than %d operators: increase MAX_OPS in runtime/ops/op.c\n", MAX_OPS);
-                abort();
-            }
-            uint32_t h = ms__hash((*op)->name) & (HASH - 1);
-            while (ops.by_name[h]) h = (h + 1) & (HASH - 1);
-            ops.table[ops.n++] = *op;
-            ops.by_name[h] = (int16_t)ops.n;
+    for (const ms_op *const *op = __start_ms_operators; op < __stop_ms_operators; op++) {
+        if (!*op) continue;
+        if (ops.n == MAX_OPS) {
+            fprintf(stderr, "moonshard: more than %d operators: increase MAX_OPS in runtime/ops/op.c\n", MAX_OPS);
+            abort();
         }
+        uint32_t h = ms__hash((*op)->name) & (HASH - 1);
+        while (ops.by_name[h]) h = (h + 1) & (HASH - 1);
+        fill_row(&ops.row[ops.n], *op);
+        ops.table[ops.n++] = *op;
+        ops.by_name[h] = (int16_t)ops.n;
+    }
 }
 
 int ms_op_find(const char *name)
@@ -72,14 +108,7 @@ const ms_op *ms__op_by_name(const char *name)
 static const ms_op *op_at(int op) { return op >= 0 && op < ops.n ? ops.table[op] : NULL; }
 
 int ms_op_count(void) { return ops.n; }
-const char *ms_op_name(int op) { return op_at(op) ? ops.table[op]->name : NULL; }
-const char *ms_op_samples(int op) { return op_at(op) && ops.table[op]->samples ? ops.table[op]->samples : ""; }
-const char *ms_op_doc(int op) { return op_at(op) && ops.table[op]->doc ? ops.table[op]->doc : ""; }
-int ms_op_inputs(int op) { return op_at(op) ? ops.table[op]->n_in_min : 0; }
-int ms_op_flags(int op)
-{
-    return op_at(op) ? ops.table[op]->flags | (ops.table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0;
-}
+const ms_op_row *ms_op_at(int op) { return op_at(op) ? &ops.row[op] : NULL; }
 
 static int cuda_slot(const char *name)
 {
@@ -93,6 +122,8 @@ void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *))
     int k = cuda_slot(op);
     ops.cuda_kernel[k].op = op;
     ops.cuda_kernel[k].run = run;
+    int listed = ms_op_find(op);
+    if (listed >= 0) ops.row[listed].kernels |= (uint8_t)(1 << MS_CUDA);
 }
 
 static __attribute__((noinline)) ms_status (*cuda_kernel_find(const ms_op *op, uint32_t slot))(ms_call *)
@@ -113,83 +144,6 @@ static ms_status (*cuda_kernel_for(const ms_op *op))(ms_call *)
 static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
 {
     return MS_LIKELY(device != MS_CUDA) ? op->run[device] : cuda_kernel_for(op);
-}
-
-int ms_op_has_kernel(int op, int device)
-{
-    return op_at(op) && (device == MS_META || (ops.table[op]->flags & MS_OP_VIEW) ||
-                         kernel_for(ops.table[op], ms__device_type(device)));
-}
-
-// ---- helpers for check functions ----------------------------------------------------------------
-
-static void grow_out(ms_call *c, int k)
-{
-    while (c->n_out <= k) c->out[c->n_out++] = NULL;
-}
-
-ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const int64_t *shape)
-{
-    grow_out(c, k);
-    return ms__tensor_new(&c->out[k], dtype, device, ndim, shape, c->op->name);
-}
-
-ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t)
-{
-    grow_out(c, k);
-    return ms__tensor_new(&c->out[k], t->dtype, ms__device(t), t->ndim, t->shape, c->op->name);
-}
-
-ms_status ms__call_view(ms_call *c, int k, ms_tensor *view)
-{
-    grow_out(c, k);
-    c->out[k] = view;
-    return MS_OK;
-}
-
-void ms__call_inplace(ms_call *c, int k, int in)
-{
-    grow_out(c, k);
-    c->out[k] = ms__retain(c->in[in]);
-    c->out[k]->version->count++;
-}
-
-ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
-{
-    char text[2048];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    return ms__fail(MS_EINVAL, "%s: %s", ms__op_title(c->op->name), text);
-}
-
-ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
-{
-    int n = ndim ? ndim : 1;  // a 0-dim tensor accepts dimensions 0 and -1
-    if (d < -n || d >= n)
-        return ms__call_fail(c,
-                             "dimension %lld is out of range for a tensor of %d dimension%s "
-                             "(expected %d to %d except 0)",
-                             (long long)(d >= 0 ? d + 1 : d), ndim, ndim == 1 ? "" : "s", -n, n);
-    *out = (int)(d < 0 ? d + n : d);
-    return MS_OK;
-}
-
-ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b, int *ndim, int64_t *shape)
-{
-    int n = a->ndim > b->ndim ? a->ndim : b->ndim;
-    for (int d = n - 1, i = a->ndim - 1, j = b->ndim - 1; d >= 0; d--, i--, j--) {
-        int64_t x = i >= 0 ? a->shape[i] : 1, y = j >= 0 ? b->shape[j] : 1;
-        if (MS_UNLIKELY(x != y && x != 1 && y != 1))
-            return ms__call_fail(
-                c, "shapes %s and %s do not broadcast: dimension %d is %lld and %lld, expected equal sizes or 1",
-                ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape), d + 1, (long long)x,
-                (long long)y);
-        shape[d] = x == 1 ? y : x;
-    }
-    *ndim = n;
-    return MS_OK;
 }
 
 // ---- dispatch ---------------------------------------------------------------------------------
@@ -488,6 +442,29 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 
 static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator is %d, expected 0 to %d", op, ops.n - 1); }
 
+// Fails: the call has more or fewer integers or numbers than the operator takes.
+static ms_status wrong_count(const ms_op_row *r, int n_i, int n_f)
+{
+    bool of_i = n_i < r->integers || n_i > r->most_integers;
+    int n = of_i ? n_i : n_f, most = of_i ? r->most_integers : r->most_numbers;
+    const char *kind = of_i ? "integer" : "number", *at = strchr(r->takes, '|'), *takes = *r->takes ? r->takes : "none";
+    if (n > most)
+        return ms__fail(MS_EINVAL, "%s: got %d %ss, expected at most %d; the operator takes: %s", ms__op_title(r->name),
+                        n, kind, most, takes);
+    at = of_i ? (at ? at + 1 : r->takes) : strchr(r->takes, ';') + 1;
+    for (int k = 0; k < n; k++) at = strchr(at, ',') + 1;
+    at += strspn(at, " ");
+    return ms__fail(MS_EINVAL, "%s: %s %d, '%.*s', is missing; the operator takes: %s", ms__op_title(r->name), kind,
+                    n + 1, (int)strcspn(at, ",;"), at, takes);
+}
+
+static inline ms_status check_counts(int op, int n_i, int n_f)
+{
+    const ms_op_row *r = &ops.row[op];
+    bool fits = n_i >= r->integers && n_i <= r->most_integers && n_f >= r->numbers && n_f <= r->most_numbers;
+    return MS_LIKELY(fits) ? MS_OK : wrong_count(r, n_i, n_f);
+}
+
 // Allocates what is needed after an operator has run, when nothing may fail: ids for n outputs, headers of views.
 static ms_status reserve(const ms_op *op, int n)
 {
@@ -524,6 +501,7 @@ ms_status ms_call_op(int op, ms_args *a)
         if (a->in[k] == 0 && k < c.op->n_in_min)
             return ms__fail(MS_EINVAL, "%s: tensor %d is missing", c.op->name, k + 1);
     }
+    MS_TRY(check_counts(op, a->n_i, a->n_f));
     while (c.n_in > c.op->n_in_min && !c.in[c.n_in - 1]) c.n_in--;
     memcpy(c.i, a->i, (size_t)c.n_i * sizeof *c.i);
     memcpy(c.f, a->f, (size_t)c.n_f * sizeof *c.f);
@@ -534,28 +512,28 @@ ms_status ms_call_op(int op, ms_args *a)
     return MS_OK;
 }
 
-// Starts a call of an operator on n tensors. Returns false with the error set.
-static inline bool begin_call(ms_call *c, int op, int n, const ms_id *in)
+// Starts a call of an operator on n tensors with n_f numbers. Returns false with the error set.
+static inline bool begin_call(ms_call *c, int op, int n, const ms_id *in, int n_f)
 {
     if (!(c->op = op_at(op))) return bad_op(op), false;
     for (int k = 0; k < n; k++)
         if (!(c->in[k] = ms__tensor(in[k]))) return released_input(c->op, k), false;
     c->n_in = n;
-    c->n_i = c->n_f = 0;
-    return true;
+    c->n_i = 0;
+    c->n_f = n_f;
+    return check_counts(op, 0, n_f) == MS_OK;
 }
 
 ms_id ms_call1(int op, ms_id a)
 {
     ms_call c;
-    return begin_call(&c, op, 1, &a) ? finish1(&c) : 0;
+    return begin_call(&c, op, 1, &a, 0) ? finish1(&c) : 0;
 }
 
 ms_id ms_call1f(int op, ms_id a, double f)
 {
     ms_call c;
-    if (!begin_call(&c, op, 1, &a)) return 0;
-    c.n_f = 1;
+    if (!begin_call(&c, op, 1, &a, 1)) return 0;
     c.f[0] = f;
     return finish1(&c);
 }
@@ -563,11 +541,11 @@ ms_id ms_call1f(int op, ms_id a, double f)
 ms_id ms_call2(int op, ms_id a, ms_id b)
 {
     ms_call c;
-    return begin_call(&c, op, 2, (ms_id[]) { a, b }) ? finish1(&c) : 0;
+    return begin_call(&c, op, 2, (ms_id[]) { a, b }, 0) ? finish1(&c) : 0;
 }
 
 ms_id ms_call3(int op, ms_id a, ms_id b, ms_id d)
 {
     ms_call c;
-    return begin_call(&c, op, d != 0 ? 3 : 2, (ms_id[]) { a, b, d }) ? finish1(&c) : 0;
+    return begin_call(&c, op, d != 0 ? 3 : 2, (ms_id[]) { a, b, d }, 0) ? finish1(&c) : 0;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // ops/op.h -- the operator table and dispatch.
 //
-// An operator is one constant row: `const ms_op ms__op_relu = {…}`. A family file ends with the list of its rows;
-// families.c lists the families. Lua and the specs find rows by name. A new operator needs a row (kernels/rows: check,
-// backward, samples), kernels (kernels/cpu, kernels/cuda) and a Lua method; an elementwise one only a line in
+// An operator is one constant row: `const ms_op ms__op_relu = {…}`. A file of rows ends with their list, MS_OPERATORS
+// (rows/ops.h), which registers them. Lua and the specs find rows by name. A new operator needs a row (kernels/rows:
+// check, backward, samples, what it takes) and kernels (kernels/cpu, kernels/cuda); an elementwise one only a line in
 // kernels/rows/elementwise.def and its formulas. The generic specs test gradients, strides, size 0 and devices with the
-// row's samples.
+// row's samples. docs/extending.md has recipes.
 #ifndef MS_OP_H
 #define MS_OP_H
 
@@ -91,20 +91,12 @@ struct ms_op {
     //   [3]c float32 in (0.002, 0.02) that gets no gradient; - absent;  i=1,2 integers; f=0.5,1
     //   numbers.
     const char *samples;
-    const char *doc;  // a line of documentation for the method, or NULL
+    // The names of the integers in i[] and, behind a semicolon, of the numbers in f[], "keepdim?, dim...;
+    // correction=1": ms_op_row in moonshard.h has the notation. NULL: neither. It is checked for calls of scripts;
+    // kernels and C code that calls ms__run_op rely on it. Not stated for rows whose names end in _backward.
+    const char *takes;
+    const char *doc;  // what it computes, in a sentence or two, or NULL
 };
-
-// ---- for check ----
-ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const int64_t *shape);  // allocates out[k]
-ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t);
-ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] becomes `view`; takes ownership of it
-void ms__call_inplace(ms_call *c, int k, int in);             // out[k] becomes in[in], whose version is incremented
-// Fails with MS_EINVAL and the text "OPERATOR: ...".
-ms_status ms__call_fail(const ms_call *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-// Converts d, which may be negative, to a 0-based dimension; MS_EINVAL if it is out of range.
-ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out);
-// Computes the shape to which two inputs broadcast.
-ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b, int *ndim, int64_t *shape);
 
 // ---- calling operators from C ----
 typedef struct {
@@ -144,6 +136,7 @@ void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *));
 }
 #endif
 
+#include "ops/check.h"
 #include "ops/common.h"
 #include "ops/copy.h"
 #include "ops/engine.h"

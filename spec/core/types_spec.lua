@@ -20,10 +20,11 @@ describe("annotations of elementwise methods", function()
   it("describe every method that the table makes", function()
     local lib, methods, silent = engine.lib, 0, {}
     for op = 0, lib.ms_op_count() - 1 do
-      if bit.band(lib.ms_op_flags(op), engine.ffi.C.MS_OP_METHOD) ~= 0 then
+      local row = lib.ms_op_at(op)
+      if bit.band(row.flags, engine.ffi.C.MS_OP_METHOD) ~= 0 then
         methods = methods + 1
-        local doc, inputs = engine.ffi.string(lib.ms_op_doc(op)), lib.ms_op_inputs(op)
-        if doc == "" or inputs < 1 or inputs > 2 then silent[#silent + 1] = engine.ffi.string(lib.ms_op_name(op)) end
+        local doc, inputs = engine.ffi.string(row.doc), row.inputs
+        if doc == "" or inputs < 1 or inputs > 2 then silent[#silent + 1] = engine.ffi.string(row.name) end
       end
     end
     assert.is_true(methods > 20)

@@ -14,7 +14,7 @@ return {
     new = [[= l + 1 < k - k0 - w->a.span.high ?]] },
   { name = "version", what = "an in-place operator does not increment the version",
   specs = "spec/kernels/ops_spec.lua spec/runtime/graph_spec.lua",
-    file = "runtime/ops/op.c", old = [[c->out[k]->version->count++;]], new = [[]] },
+    file = "runtime/ops/check.c", old = [[c->out[k]->version->count++;]], new = [[]] },
   { name = "padding-chunk", what = "a rank's share of rows is rounded up one too far",
     specs = "spec/parallel/fsdp/fully_shard/parity_spec.lua spec/parallel/fsdp/fully_shard/one_rank_spec.lua",
     file = "runtime/shard/layout/rows.c", old = [[p->chunk = (p->rows + u->world - 1) / u->world;]],

@@ -41,20 +41,24 @@ end
 --- Parses the samples of operator number `op`.
 function samples.of(op)
   local list = {}
-  for text in ffi.string(lib.ms_op_samples(op)):gmatch "[^;]+" do
+  for text in ffi.string(lib.ms_op_at(op).samples):gmatch "[^;]+" do
     if text:find "%S" then list[#list + 1] = parse(text:match "^%s*(.-)%s*$") end
   end
   return list
 end
 
+--- Whether operator number `op` can run on a type of device.
+function samples.has_kernel(op, device) return bit.band(lib.ms_op_at(op).kernels, bit.lshift(1, device)) ~= 0 end
+
 --- All operators: array of { op, name, samples, differentiable, inplace, view, random }.
 function samples.operators()
   local list = {}
   for op = 0, lib.ms_op_count() - 1 do
-    local flags = lib.ms_op_flags(op)
+    local row = lib.ms_op_at(op)
+    local flags = row.flags
     local function has(flag) return bit.band(flags, flag) ~= 0 end
     list[#list + 1] = {
-      op = op, name = ffi.string(lib.ms_op_name(op)), samples = samples.of(op),
+      op = op, name = ffi.string(row.name), samples = samples.of(op),
       differentiable = has(E.MS_OP_DIFFERENTIABLE), inplace = has(E.MS_OP_INPLACE), view = has(E.MS_OP_VIEW),
       random = has(E.MS_OP_RANDOM),
     }
@@ -201,13 +205,14 @@ function samples.tensor(dtype, shape, values)
 end
 
 local call_args = ffi.new "ms_args"
---- Calls operator `op` (number or name). Returns an array of output ids, or nil, code, text.
-function samples.call(op, inputs, i, f)
+--- Calls operator `op` (number or name), with n_i and n_f of the integers and numbers (default: all). Returns an array
+--- of output ids, or nil, code, text.
+function samples.call(op, inputs, i, f, n_i, n_f)
   local name = op
   if type(op) == "string" then op = lib.ms_op_find(op) end
   if op < 0 then error("no operator " .. name, 0) end
   local a = call_args
-  a.n_in, a.n_out, a.n_i, a.n_f = #inputs, 0, i and #i or 0, f and #f or 0
+  a.n_in, a.n_out, a.n_i, a.n_f = #inputs, 0, n_i or i and #i or 0, n_f or f and #f or 0
   for k, id in ipairs(inputs) do a["in"][k - 1] = id end
   for k = 1, a.n_i do a.i[k - 1] = i[k] end
   for k = 1, a.n_f do a.f[k - 1] = f[k] end

@@ -5,7 +5,7 @@ require "moonshard"
 local F = require "moonshard.core.ffi"
 local samples = require "spec.support.samples"
 local walk = require "spec.support.walk"
-local lib, E = F.lib, F.ffi.C
+local E = F.ffi.C
 local inf, abs = math.huge, math.abs
 
 local DTYPES = { float32 = E.MS_F32, float16 = E.MS_F16, bfloat16 = E.MS_BF16 }
@@ -62,7 +62,7 @@ end
 local steps = {}
 for _, op in ipairs(samples.operators()) do
   local is_hidden = op.name:find "_backward$" or op.name:find "^linalg"
-  if not op.random and not is_hidden and lib.ms_op_has_kernel(op.op, E.MS_CPU) == 1 then
+  if not op.random and not is_hidden and samples.has_kernel(op.op, E.MS_CPU) then
     steps[#steps + 1] = { op.name, step(op) }
   end
 end

@@ -132,7 +132,7 @@ static void operators(void)
     CHECK(ms_read(w, out, 2) == MS_OK && out[0] == -10 && out[1] == 40);
     ms_args args = { .n_in = 1, .n_i = 1, .in = { w }, .i = { MS_F64 } };
     CHECK(ms_call_op(ms_op_find("cast"), &args) == MS_OK);
-    printf("operator 0 is %s of %d\n", ms_op_name(0), ms_op_count());
+    printf("operator 0 is %s of %d\n", ms_op_at(0)->name, ms_op_count());
     ms_release(x), ms_release(y), ms_release(z), ms_release(w), ms_release(args.out[0]);
 }
 

@@ -161,7 +161,10 @@ static ms_status attention_backward(ms_backward_call *b)
 
 // out[1] is the logsumexp of each row of scores, in float32 or float64.
 static const ms_op op_attention =
-    MS_ROW("attention", 3, 4, .flags = MS_OP_RANDOM | MS_OP_LOW, .save_in = 15, .save_out = 3, .check = attention_check,
+    MS_ROW("attention", 3, 4, .takes = "causal?, offset=0, window=0; dropout_p=0, scale=0, cap=0",
+           .doc = "Scaled dot product attention of q, k and v, with an optional mask. 0: no window, no cap, the scale "
+                  "1 / sqrt(size of a head).",
+           .flags = MS_OP_RANDOM | MS_OP_LOW, .save_in = 15, .save_out = 3, .check = attention_check,
            .run = { [MS_CPU] = ms__cpu_attention }, .backward = attention_backward,
            .samples =
                "[2,3,5,4] [2,3,5,4] [2,3,5,4] i=0 f=0,0; [2,3,5,4] [2,3,5,4] [2,3,5,4] i=1 f=0,0; [5,4] [7,4] [7,4] "
@@ -173,4 +176,4 @@ static const ms_op op_attention =
                "[1,20,33] [1,20,33] [1,20,33] i=1 f=0,0; [1,4,3,4] [1,2,5,4] [1,2,5,4] i=1,2,2 f=0,0,1.5; "
                "[2,6,20,5] [2,2,70,5] [2,2,70,5] i=1,50,30 f=0.2,0,2");
 
-const ms_op *const ms__ops_attention[] = { &op_attention, &op_attention_backward, NULL };
+MS_OPERATORS = { &op_attention, &op_attention_backward };

@@ -15,8 +15,6 @@ static ms_status batch_norm_check(ms_call *c)
 {
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
     const ms_tensor *x = c->in[0];
-    if (c->n_i < 1 || c->n_f < 1)
-        return ms__call_fail(c, "needs an integer (1 in training, else 0) and a number (eps)");
     if (!ms__is_float(x->dtype)) return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(x));
     if (x->ndim < 2)
         return ms__call_fail(c, "the input needs at least 2 dimensions, batch and channels, got %s",
@@ -90,8 +88,11 @@ static ms_status batch_norm_backward(ms_backward_call *b)
 }
 
 static const ms_op op_batch_norm =
-    MS_ROW("batch_norm", 1, 5, .flags = MS_OP_WIDE, .save_in = 1 | 2 | 8 | 16, .save_out = 2 | 4,
-           .check = batch_norm_check, .run = { [MS_CPU] = ms__cpu_batch_norm }, .backward = batch_norm_backward,
+    MS_ROW("batch_norm", 1, 5, .takes = "training; eps",
+           .doc = "Normalizes each channel by the batch's mean and variance (training, which returns them, too) or by "
+                  "given ones.",
+           .flags = MS_OP_WIDE, .save_in = 1 | 2 | 8 | 16, .save_out = 2 | 4, .check = batch_norm_check,
+           .run = { [MS_CPU] = ms__cpu_batch_norm }, .backward = batch_norm_backward,
            .samples =
                "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; "
                "[3,70] [70] [70] i=1 f=1e-5; [7,3] [3] [3] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
@@ -123,8 +124,8 @@ static ms_status stats_backward(ms_backward_call *b)
 }
 
 static const ms_op op_batch_norm_stats =
-    MS_ROW("batch_norm_stats", 1, 1, .flags = MS_OP_WIDE, .save_in = 1, .save_out = 1 | 2, .check = stats_check,
-           .run = { [MS_CPU] = ms__cpu_batch_norm_stats }, .backward = stats_backward,
-           .samples = "[5,3]; [4,3,2]; [2,3,4,5]; [3,70]; [2,2,5,7]; [0,3]");
+    MS_ROW("batch_norm_stats", 1, 1, .doc = "The mean and the biased variance of each channel.", .flags = MS_OP_WIDE,
+           .save_in = 1, .save_out = 1 | 2, .check = stats_check, .run = { [MS_CPU] = ms__cpu_batch_norm_stats },
+           .backward = stats_backward, .samples = "[5,3]; [4,3,2]; [2,3,4,5]; [3,70]; [2,2,5,7]; [0,3]");
 
-const ms_op *const ms__ops_batch_norm[] = { &op_batch_norm, &op_batch_norm_backward, &op_batch_norm_stats, NULL };
+MS_OPERATORS = { &op_batch_norm, &op_batch_norm_backward, &op_batch_norm_stats };

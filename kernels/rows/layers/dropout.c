@@ -8,7 +8,6 @@ static ms_status check_p(ms_call *c)
 {
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[0]));
-    if (c->n_f < 1) return ms__call_fail(c, "p is missing (f[0])");
     if (!(c->f[0] >= 0 && c->f[0] <= 1)) return ms__call_fail(c, "p is %g, expected a number from 0 to 1", c->f[0]);
     return ms__call_out_like(c, 0, c->in[0]);
 }
@@ -37,8 +36,10 @@ static ms_status dropout_backward(ms_backward_call *b)
 }
 
 static const ms_op op_dropout =
-    MS_ROW("dropout", 1, 1, .flags = MS_OP_RANDOM, .check = dropout_check, .run = { [MS_CPU] = ms__cpu_dropout },
+    MS_ROW("dropout", 1, 1, .takes = "; p",
+           .doc = "Sets each element to 0 with probability p, and multiplies the others by 1 / (1 - p).",
+           .flags = MS_OP_RANDOM, .check = dropout_check, .run = { [MS_CPU] = ms__cpu_dropout },
            .backward = dropout_backward,
            .samples = "[3,4] f=0.5; [7,101] f=0.1; [5] f=0; [5] f=1; [0,3] f=0.3; [] f=0.3");
 
-const ms_op *const ms__ops_dropout[] = { &op_dropout, &op_dropout_backward, NULL };
+MS_OPERATORS = { &op_dropout, &op_dropout_backward };

@@ -7,7 +7,6 @@ enum { NONE, MEAN, SUM };
 
 static ms_status check_reduction(ms_call *c)
 {
-    if (c->n_i < 1) return ms__call_fail(c, "the reduction is missing (i[0])");
     if (c->i[0] < NONE || c->i[0] > SUM)
         return ms__call_fail(c, "the reduction must be 0 (none), 1 (mean) or 2 (sum), got %lld", (long long)c->i[0]);
     return MS_OK;
@@ -70,8 +69,10 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
 }
 
 static const ms_op op_cross_entropy =
-    MS_ROW("cross_entropy", 2, 3, .flags = MS_OP_WIDE, .save_in = 7, .save_out = 2, .check = cross_entropy_check,
-           .run = { [MS_CPU] = ms__cpu_cross_entropy }, .backward = cross_entropy_backward,
+    MS_ROW("cross_entropy", 2, 3, .takes = "reduction, ignore_index=-100; label_smoothing=0",
+           .doc = "The cross-entropy between logits and classes.", .flags = MS_OP_WIDE, .save_in = 7, .save_out = 2,
+           .check = cross_entropy_check, .run = { [MS_CPU] = ms__cpu_cross_entropy },
+           .backward = cross_entropy_backward,
            .samples =
                "[4,5] [4]i5 i=1,-100; [4,5] [4]i5 i=0,-100; [4,5] [4]i5 i=2,-100; [6,5] [6]i5 i=1,2; [4,5] [4]i5 "
                "i=1,-100 f=0.1; [5] []i5 i=1,-100; [40,300] [40]i300 i=1,-100; "
@@ -158,9 +159,11 @@ static ms_status linear_cross_entropy_backward(ms_backward_call *b)
 }
 
 static const ms_op op_linear_cross_entropy =
-    MS_ROW("linear_cross_entropy", 3, 5, .flags = MS_OP_LOW, .save_in = 31, .save_out = 14, .n_shown = 1,
-           .check = linear_cross_entropy_check, .run = { [MS_CPU] = ms__cpu_linear_cross_entropy },
-           .backward = linear_cross_entropy_backward,
+    MS_ROW("linear_cross_entropy", 3, 5, .takes = "reduction, ignore_index=-100, rows=0; label_smoothing=0",
+           .doc = "cross_entropy of a linear layer's results, which are made for `rows` rows at a time (0: a number "
+                  "that fits the caches).",
+           .flags = MS_OP_LOW, .save_in = 31, .save_out = 14, .n_shown = 1, .check = linear_cross_entropy_check,
+           .run = { [MS_CPU] = ms__cpu_linear_cross_entropy }, .backward = linear_cross_entropy_backward,
            .samples =
                "[4,3] [5,3] [4]i5 i=1,-100,2; [5,3] [7,3] [5]i7 [7] i=1,2,2; [5,3] [7,3] [5]i7 i=0,-100,2; [5,3] [4,3] "
                "[5]i4 [4] i=2,-100,3 f=0.1; [6,9] [11,9] [6]i11 [11] i=0,3,4 f=0.2; [9,4] [6,4] [9]i6 i=2,1,4; "
@@ -202,17 +205,12 @@ static ms_status mse_loss_backward(ms_backward_call *b)
 }
 
 static const ms_op op_mse_loss =
-    MS_ROW("mse_loss", 2, 2, .flags = MS_OP_WIDE, .save_in = 3, .check = mse_loss_check,
-           .run = { [MS_CPU] = ms__cpu_mse_loss }, .backward = mse_loss_backward,
+    MS_ROW("mse_loss", 2, 2, .takes = "reduction", .doc = "The squares of the differences.", .flags = MS_OP_WIDE,
+           .save_in = 3, .check = mse_loss_check, .run = { [MS_CPU] = ms__cpu_mse_loss }, .backward = mse_loss_backward,
            .samples =
                "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1");
 
-const ms_op *const ms__ops_loss[] = {
-    &op_cross_entropy,
-    &op_cross_entropy_backward,
-    &op_linear_cross_entropy,
-    &op_linear_cross_entropy_backward,
-    &op_mse_loss,
-    &op_mse_loss_backward,
-    NULL,
+MS_OPERATORS = {
+    &op_cross_entropy, &op_cross_entropy_backward, &op_linear_cross_entropy, &op_linear_cross_entropy_backward,
+    &op_mse_loss,      &op_mse_loss_backward
 };

@@ -181,10 +181,11 @@ static ms_status gelu_mlp_backward(ms_backward_call *b)
 }
 
 static const ms_op op_gelu_mlp =
-    MS_ROW("gelu_mlp", 3, 5, .flags = MS_OP_LOW, .save_in = 1 << X | 1 << W1 | 1 << W2,
-           .save_out = 1 << BEFORE | 1 << HIDDEN, .n_shown = 1, .check = gelu_mlp_check,
-           .run = { [MS_CPU] = cpu_gelu_mlp }, .backward = gelu_mlp_backward,
+    MS_ROW("gelu_mlp", 3, 5, .takes = "recompute?",
+           .doc = "gelu(x w1^T + b1) w2^T + b2, with gelu by tanh; recompute: backward computes the activations again.",
+           .flags = MS_OP_LOW, .save_in = 1 << X | 1 << W1 | 1 << W2, .save_out = 1 << BEFORE | 1 << HIDDEN,
+           .n_shown = 1, .check = gelu_mlp_check, .run = { [MS_CPU] = cpu_gelu_mlp }, .backward = gelu_mlp_backward,
            .samples = "[3,4] [8,4] [5,8] [8] [5]; [3,4] [8,4] [5,8] [8] [5] i=1; [2,3,4] [7,4] [5,7]; "
                       "[4] [8,4] [2,8] [8]; [20,19] [33,19] [17,33] - [17] i=1; [0,4] [8,4] [5,8] [8] [5]");
 
-const ms_op *const ms__ops_mlp[] = { &op_gelu_mlp, &op_gelu_mlp_backward, NULL };
+MS_OPERATORS = { &op_gelu_mlp, &op_gelu_mlp_backward };

@@ -24,8 +24,7 @@ static ms_status softmax_check(ms_call *c)
 {
     int d;
     MS_TRY(floats_only(c));
-    if (c->n_i < 1) return ms__call_fail(c, "needs a dimension");
-    MS_TRY(ms__call_dim(c, c->i[0], c->in[0]->ndim, &d));
+    MS_TRY(ms__call_last_dim(c, &d));
     return ms__call_out_like(c, 0, c->in[0]);
 }
 
@@ -50,11 +49,13 @@ static ms_status log_softmax_backward(ms_backward_call *b)
     "[3,4] i=1; [3,4] i=0; [2,3,4] i=1; [2,3,4] i=-1; [5] i=0; [] i=0; [3,0] i=1; [0,3] i=1; [2,70] i=1; [3,300] i=1"
 
 static const ms_op op_softmax =
-    MS_ROW("softmax", 1, 1, .flags = MS_OP_WIDE, .save_out = 1, .check = softmax_check,
-           .run = { [MS_CPU] = ms__cpu_softmax }, .backward = softmax_backward, .samples = SOFTMAX_SAMPLES);
+    MS_ROW("softmax", 1, 1, .takes = "dim=-1", .doc = "e^t / sum(e^t) along a dimension.", .flags = MS_OP_WIDE,
+           .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_softmax }, .backward = softmax_backward,
+           .samples = SOFTMAX_SAMPLES);
 static const ms_op op_log_softmax =
-    MS_ROW("log_softmax", 1, 1, .flags = MS_OP_WIDE, .save_out = 1, .check = softmax_check,
-           .run = { [MS_CPU] = ms__cpu_log_softmax }, .backward = log_softmax_backward, .samples = SOFTMAX_SAMPLES);
+    MS_ROW("log_softmax", 1, 1, .takes = "dim=-1", .doc = "log(softmax(t)) along a dimension.", .flags = MS_OP_WIDE,
+           .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_log_softmax },
+           .backward = log_softmax_backward, .samples = SOFTMAX_SAMPLES);
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
@@ -77,11 +78,10 @@ static bool is_norm_recorded(const ms_call *c)
 
 // Checks that weight and bias have the shape of the normalised dimensions, x's last `dims`. The last output has the
 // mean (0 for rms_norm) and 1 / sqrt(variance + eps) of each row, in float32 or float64; NULL if no backward needs it.
-static ms_status norm_check(ms_call *c, int dims, const norm_form *form)
+static ms_status check_last_dims(ms_call *c, int dims, const norm_form *form)
 {
     const ms_tensor *x = c->in[0];
     MS_TRY(floats_only(c));
-    if (c->n_f < 1) return ms__call_fail(c, "needs eps");
     if (dims < 1 || dims > x->ndim)
         return ms__call_fail(
             c, "the number of normalised dimensions is %d, expected 1 to %d, the number of dimensions of %s", dims,
@@ -107,21 +107,16 @@ static ms_status norm_check(ms_call *c, int dims, const norm_form *form)
     return ms__call_out(c, at, x->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(x), 2, stats);
 }
 
-static ms_status layer_check(ms_call *c, const norm_form *form)
-{
-    if (c->n_i < 1) return ms__call_fail(c, "needs the number of normalised dimensions");
-    return norm_check(c, (int)c->i[0], form);
-}
-// Sets a missing number of dimensions to 1, so that the kernels and backward need not check.
-static ms_status rms_check(ms_call *c, const norm_form *form)
+// The number of dimensions is 1 unless given, which is for rms_norm only.
+static ms_status norm_check(ms_call *c, const norm_form *form)
 {
     if (c->n_i < 1) c->i[c->n_i++] = 1;
-    return norm_check(c, (int)c->i[0], form);
+    return check_last_dims(c, (int)c->i[0], form);
 }
-static ms_status layer_norm_check(ms_call *c) { return layer_check(c, &plain); }
-static ms_status rms_norm_check(ms_call *c) { return rms_check(c, &plain); }
-static ms_status add_layer_norm_check(ms_call *c) { return layer_check(c, &added); }
-static ms_status add_rms_norm_check(ms_call *c) { return rms_check(c, &added); }
+static ms_status layer_norm_check(ms_call *c) { return norm_check(c, &plain); }
+static ms_status rms_norm_check(ms_call *c) { return norm_check(c, &plain); }
+static ms_status add_layer_norm_check(ms_call *c) { return norm_check(c, &added); }
+static ms_status add_rms_norm_check(ms_call *c) { return norm_check(c, &added); }
 
 // Inputs: gradient, x, w (optional), mean and 1 / sqrt(variance + eps) of each row, and optionally the gradient that x
 // already has, to which dx is added. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the
@@ -193,39 +188,34 @@ static ms_status add_layer_norm_backward(ms_backward_call *b) { return add_norm_
 static ms_status add_rms_norm_backward(ms_backward_call *b) { return add_norm_backward(b, &op_rms_norm_backward); }
 
 static const ms_op op_layer_norm =
-    MS_ROW("layer_norm", 1, 3, .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1,
-           .check = layer_norm_check, .run = { [MS_CPU] = ms__cpu_layer_norm }, .backward = layer_norm_backward,
+    MS_ROW("layer_norm", 1, 3, .takes = "dims; eps",
+           .doc = "Normalizes over the last dims dimensions: (x - mean) / sqrt(var + eps) * w + b.",
+           .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1, .check = layer_norm_check,
+           .run = { [MS_CPU] = ms__cpu_layer_norm }, .backward = layer_norm_backward,
            .samples =
                "[3,8] [8] [8] i=1 f=1e-5; [3,8] i=1 f=1e-5; [3,8] [8] i=1 f=1e-5; [2,3,4] [3,4] [3,4] i=2 f=1e-3; "
                "[2,3,20] [20] [20] i=1 f=1e-5; [0,4] [4] [4] i=1 f=1e-5; "
                "[70,130] [130] [130] i=1 f=1e-5");
 static const ms_op op_rms_norm =
-    MS_ROW("rms_norm", 1, 2, .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1, .check = rms_norm_check,
-           .run = { [MS_CPU] = ms__cpu_rms_norm }, .backward = rms_norm_backward,
+    MS_ROW("rms_norm", 1, 2, .takes = "dims=1; eps",
+           .doc = "Normalizes over the last dims dimensions: x / sqrt(mean(x^2) + eps) * w.", .flags = MS_OP_WIDE,
+           .save_in = 3, .save_out = 2, .n_shown = 1, .check = rms_norm_check, .run = { [MS_CPU] = ms__cpu_rms_norm },
+           .backward = rms_norm_backward,
            .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] i=1 f=1e-5; [2,3,4] [3,4] i=2 f=1e-3; "
                       "[2,3,4] i=2 f=1e-3; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5");
 static const ms_op op_add_layer_norm =
-    MS_ROW("add_layer_norm", 2, 4, .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2,
-           .check = add_layer_norm_check, .run = { [MS_CPU] = ms__cpu_add_layer_norm },
-           .backward = add_layer_norm_backward,
+    MS_ROW("add_layer_norm", 2, 4, .takes = "dims; eps", .doc = "layer_norm of the sum of two tensors, and that sum.",
+           .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2, .check = add_layer_norm_check,
+           .run = { [MS_CPU] = ms__cpu_add_layer_norm }, .backward = add_layer_norm_backward,
            .samples = "[3,8] [3,8] [8] [8] i=1 f=1e-5; [3,8] [3,8] i=1 f=1e-5; [2,3,4] [2,3,4] [3,4] i=2 f=1e-3; "
                       "[0,4] [0,4] [4] [4] i=1 f=1e-5; [70,130] [70,130] [130] [130] i=1 f=1e-5");
 static const ms_op op_add_rms_norm =
-    MS_ROW("add_rms_norm", 2, 3, .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2,
-           .check = add_rms_norm_check, .run = { [MS_CPU] = ms__cpu_add_rms_norm }, .backward = add_rms_norm_backward,
+    MS_ROW("add_rms_norm", 2, 3, .takes = "dims=1; eps", .doc = "rms_norm of the sum of two tensors, and that sum.",
+           .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2, .check = add_rms_norm_check,
+           .run = { [MS_CPU] = ms__cpu_add_rms_norm }, .backward = add_rms_norm_backward,
            .samples = "[3,8] [3,8] [8] f=1e-5; [3,8] [3,8] f=1e-5; [2,3,4] [2,3,4] [3,4] i=2 f=1e-3; "
                       "[0,4] [0,4] [4] f=1e-5; [70,130] [70,130] [130] f=1e-5");
 
-const ms_op *const ms__ops_norm[] = {
-    &op_softmax,
-    &op_softmax_backward,
-    &op_log_softmax,
-    &op_log_softmax_backward,
-    &op_layer_norm,
-    &op_layer_norm_backward,
-    &op_rms_norm,
-    &op_rms_norm_backward,
-    &op_add_layer_norm,
-    &op_add_rms_norm,
-    NULL,
-};
+MS_OPERATORS = { &op_softmax,        &op_softmax_backward,    &op_log_softmax, &op_log_softmax_backward,
+                 &op_layer_norm,     &op_layer_norm_backward, &op_rms_norm,    &op_rms_norm_backward,
+                 &op_add_layer_norm, &op_add_rms_norm };

@@ -46,7 +46,6 @@ static ms_status rms_norm_rotary_check(ms_call *c)
 {
     const ms_tensor *x = c->in[X], *w = c->n_in > WEIGHT ? c->in[WEIGHT] : NULL;
     MS_TRY(rotary_check(c));
-    if (c->n_f < 1) return ms__call_fail(c, "needs eps");
     int64_t n = x->shape[x->ndim - 1], stats[] = { n ? x->numel / n : 0, 2 };
     if (!w || w->dtype != x->dtype || w->ndim != 1 || w->shape[0] != n)
         return ms__call_fail(c, "the weight must be %s [%lld], got %s", ms__dtype_name(x->dtype), (long long)n,
@@ -84,16 +83,19 @@ static ms_status rms_norm_rotary_backward(ms_backward_call *b)
 }
 
 static const ms_op op_rotary =
-    MS_ROW("rotary", 3, 3, .save_in = 1 << COS | 1 << SIN, .check = rotary_check, .run = { [MS_CPU] = ms__cpu_rotary },
+    MS_ROW("rotary", 3, 3, .takes = "back?",
+           .doc = "Turns pairs of features by angles, given as cosines and sines; back: by the negative angles.",
+           .save_in = 1 << COS | 1 << SIN, .check = rotary_check, .run = { [MS_CPU] = ms__cpu_rotary },
            .backward = rotary_backward,
            .samples = "[2,3,5,8] [5,4]c [5,4]c; [2,3,5,8] [2,1,5,4]c [2,1,5,4]c; [2,3,5,9] [5,3]c [5,3]c i=1; "
                       "[5,2] [5,1]c [5,1]c; [2,2,2,3,6] [3,2]c [3,2]c; [0,3,5,8] [5,4]c [5,4]c; "
                       "[3,40,66] [40,33]c [40,33]c");
 static const ms_op op_rms_norm_rotary =
-    MS_ROW("rms_norm_rotary", 4, 4, .save_in = 15, .save_out = 2, .n_shown = 1, .check = rms_norm_rotary_check,
+    MS_ROW("rms_norm_rotary", 4, 4, .takes = "back?; eps", .doc = "rms_norm over the last dimension, then rotary.",
+           .save_in = 15, .save_out = 2, .n_shown = 1, .check = rms_norm_rotary_check,
            .run = { [MS_CPU] = ms__cpu_rotary }, .backward = rms_norm_rotary_backward,
            .samples = "[2,3,5,8] [5,4]c [5,4]c [8] f=1e-5; [2,3,5,8] [2,1,5,4]c [2,1,5,4]c [8] f=1e-5; "
                       "[4,9] [4,3]c [4,3]c [9] f=1e-3; [0,3,5,8] [5,4]c [5,4]c [8] f=1e-5; "
                       "[3,40,66] [40,33]c [40,33]c [66] f=1e-5");
 
-const ms_op *const ms__ops_rotary[] = { &op_rotary, &op_rms_norm_rotary, NULL };
+MS_OPERATORS = { &op_rotary, &op_rms_norm_rotary };

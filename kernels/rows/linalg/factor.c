@@ -191,9 +191,13 @@ static ms_status svd_grad(ms_backward_call *b)
     return ms__algebra_end(&e, g, &b->gin[0]);
 }
 
-static const ms_op cholesky_row = MS_LINALG_ROW(cholesky, 1, 1, 0, 1, "[3,3]s;[2,4,4]s i=1;[1,1]+");
-static const ms_op qr_row = MS_LINALG_ROW(qr, 1, 1, 0, 3, "[4,3];[3,3];[2,3,4];[2,3] i=1");
-static const ms_op svd_row = MS_LINALG_ROW(svd, 1, 1, 0, 7, "[4,3];[3,3] i=1;[2,2,3]");
-static const ms_op eigh_row = MS_LINALG_ROW(eigh, 1, 1, 0, 3, "[3,3]s;[2,3,3]s i=1;[1,1]");
+static const ms_op cholesky_row =
+    MS_LINALG_ROW(cholesky, 1, 1, 0, 1, "[3,3]s;[2,4,4]s i=1;[1,1]+", "upper?", "The Cholesky factor of each matrix.");
+static const ms_op qr_row =
+    MS_LINALG_ROW(qr, 1, 1, 0, 3, "[4,3];[3,3];[2,3,4];[2,3] i=1", "full?", "The QR decomposition of each matrix.");
+static const ms_op svd_row = MS_LINALG_ROW(svd, 1, 1, 0, 7, "[4,3];[3,3] i=1;[2,2,3]", "full?",
+                                           "The singular value decomposition of each matrix.");
+static const ms_op eigh_row = MS_LINALG_ROW(eigh, 1, 1, 0, 3, "[3,3]s;[2,3,3]s i=1;[1,1]", "upper?",
+                                            "The eigenvalues and eigenvectors of each symmetric matrix.");
 
-const ms_op *const ms__ops_linalg_factor[] = { &cholesky_row, &qr_row, &svd_row, &eigh_row, NULL };
+MS_OPERATORS = { &cholesky_row, &qr_row, &svd_row, &eigh_row };

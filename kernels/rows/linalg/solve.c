@@ -72,12 +72,7 @@ static ms_status solve_grad(ms_backward_call *b)
     return ms__algebra_end(&e, ms__scaled(&e, g, -1), &b->gin[0]);
 }
 
-static ms_status solve_triangular_check(ms_call *c)
-{
-    if (c->n_i < 2)
-        return ms__call_fail(c, "expected 2 integers, the triangle and the kind of its diagonal, got %d", c->n_i);
-    return solve_check(c);
-}
+static ms_status solve_triangular_check(ms_call *c) { return solve_check(c); }
 // As solve_grad, but only the elements of A's triangle have a gradient.
 static ms_status solve_triangular_grad(ms_backward_call *b)
 {
@@ -126,7 +121,6 @@ static ms_status pinv_check(ms_call *c)
 {
     const ms_tensor *a = c->in[0];
     MS_TRY(ms__check_matrices(c, 0, "A", false));
-    if (c->n_f < 2) return ms__call_fail(c, "the limits of singular values are missing");
     int64_t shape[MS_MAX_DIMS];
     memcpy(shape, a->shape, sizeof shape);
     shape[a->ndim - 2] = a->shape[a->ndim - 1], shape[a->ndim - 1] = a->shape[a->ndim - 2];
@@ -154,8 +148,6 @@ static ms_status lstsq_check(ms_call *c)
     const ms_tensor *a = c->in[0];
     MS_TRY(ms__check_matrices(c, 0, "A", false));
     MS_TRY(check_right_side(c));
-    if (c->n_i < 1 || c->n_f < 1)
-        return ms__call_fail(c, "expected an integer, the driver, and a number, rcond; one of them is missing");
     int64_t shape[MS_MAX_DIMS], m = a->shape[a->ndim - 2], n = a->shape[a->ndim - 1];
     memcpy(shape, c->in[1]->shape, sizeof shape);
     shape[a->ndim - 2] = n;
@@ -179,15 +171,25 @@ static ms_status lstsq_grad(ms_backward_call *b)
     return ms__algebra_end(&e, of_p ? pinv_formula(&e, a, p, of_p) : NULL, &b->gin[0]);
 }
 
-static const ms_op inv_row = MS_LINALG_ROW(inv, 1, 1, 0, 1, "[3,3];[2,3,3]s;[1,1]");
-static const ms_op solve_row = MS_LINALG_ROW(solve, 2, 2, 1, 1, "[3,3] [3,2];[2,2,2] [2,2,3];[3,3]s [3,1]");
+static const ms_op inv_row =
+    MS_LINALG_ROW(inv, 1, 1, 0, 1, "[3,3];[2,3,3]s;[1,1]", NULL, "The inverse of each matrix.");
+static const ms_op solve_row =
+    MS_LINALG_ROW(solve, 2, 2, 1, 1, "[3,3] [3,2];[2,2,2] [2,2,3];[3,3]s [3,1]", NULL, "The solution of A X = B.");
 static const ms_op triangular_row =
-    MS_LINALG_ROW(solve_triangular, 2, 2, 1, 1, "[3,3]+ [3,2] i=0,0;[2,3,3]+ [2,3,2] i=1,0;[3,3] [3,2] i=1,1");
-static const ms_op det_row = MS_LINALG_ROW(det, 1, 1, 1, 0, "[3,3];[2,4,4];[1,1]");
-static const ms_op slogdet_row = MS_LINALG_ROW(slogdet, 1, 1, 1, 0, "[3,3];[2,3,3]s");
-static const ms_op pinv_row = MS_LINALG_ROW(pinv, 1, 1, 1, 1, "[4,2] f=0,1e-9;[2,3] f=0,1e-9;[2,3,3]s f=0,1e-9");
+    MS_LINALG_ROW(solve_triangular, 2, 2, 1, 1, "[3,3]+ [3,2] i=0,0;[2,3,3]+ [2,3,2] i=1,0;[3,3] [3,2] i=1,1",
+                  "upper, unit", "The solution of A X = B for a triangular A; unit: its diagonal is 1.");
+static const ms_op det_row =
+    MS_LINALG_ROW(det, 1, 1, 1, 0, "[3,3];[2,4,4];[1,1]", NULL, "The determinant of each matrix.");
+static const ms_op slogdet_row =
+    MS_LINALG_ROW(slogdet, 1, 1, 1, 0, "[3,3];[2,3,3]s", NULL,
+                  "The sign of each determinant, and the logarithm of its absolute value.");
+static const ms_op pinv_row = MS_LINALG_ROW(
+    pinv, 1, 1, 1, 1, "[4,2] f=0,1e-9;[2,3] f=0,1e-9;[2,3,3]s f=0,1e-9", "; absolute, relative",
+    "The pseudoinverse of each matrix; absolute, relative: limits below which singular values count as 0.");
 static const ms_op lstsq_row =
-    MS_LINALG_ROW(lstsq, 2, 2, 3, 0, "[4,2] [4,3] i=0 f=1e-9;[2,3] [2,1] i=0 f=1e-9;[2,3,3]s [2,3,2] i=0 f=1e-9");
+    MS_LINALG_ROW(lstsq, 2, 2, 3, 0, "[4,2] [4,3] i=0 f=1e-9;[2,3] [2,1] i=0 f=1e-9;[2,3,3]s [2,3,2] i=0 f=1e-9",
+                  "driver; relative",
+                  "Least squares: the solution, the rank and the singular values. driver: 0 gelsy, 1 gelsd; relative: "
+                  "the limit below which singular values count as 0.");
 
-const ms_op *const ms__ops_linalg_solve[] = { &inv_row,     &solve_row, &triangular_row, &det_row,
-                                              &slogdet_row, &pinv_row,  &lstsq_row,      NULL };
+MS_OPERATORS = { &inv_row, &solve_row, &triangular_row, &det_row, &slogdet_row, &pinv_row, &lstsq_row };

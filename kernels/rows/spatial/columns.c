@@ -8,7 +8,6 @@
 static ms_status check_integers(ms_call *c, int n)
 {
     static const char *const what[] = { "kernel size", "stride", "padding", "dilation", "size of the image" };
-    if (c->n_i < n) return ms__call_fail(c, "needs %d integers, got %d", n, c->n_i);
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(c->in[0]));
     for (int k = 0; k < n; k++) {
@@ -71,15 +70,19 @@ static ms_status im2col_grad(ms_backward_call *b)
 static ms_status col2im_grad(ms_backward_call *b) { return grad_by(b, "im2col", MS_COLUMNS_IMAGE, b->i); }
 
 static const ms_op im2col_row =
-    MS_ROW("im2col", 1, 1, .check = check_im2col, .run = { [MS_CPU] = ms__cpu_im2col }, .backward = im2col_grad,
+    MS_ROW("im2col", 1, 1, .takes = "kernel, kernel, stride, stride, pad, pad, dilation, dilation",
+           .doc = "The windows of an image as columns.", .check = check_im2col, .run = { [MS_CPU] = ms__cpu_im2col },
+           .backward = im2col_grad,
            .samples = "[2,3,5,6] i=2,3,1,2,1,0,1,1; [1,2,7,7] i=3,2,2,1,0,2,2,3; [1,1,4,5] i=1,1,1,1,0,0,1,1; "
                       "[0,2,4,4] i=2,2,2,2,0,0,1,1; [1,1,3,26] i=2,3,1,1,0,1,1,1; [2,1,3,37] i=1,3,1,2,0,1,1,1; "
                       "[1,2,4,29] i=2,5,2,3,1,2,1,1; [1,1,3,40] i=1,3,1,4,0,0,1,2");
 static const ms_op col2im_row =
-    MS_ROW("col2im", 1, 1, .check = check_col2im, .run = { [MS_CPU] = ms__cpu_col2im }, .backward = col2im_grad,
+    MS_ROW("col2im", 1, 1, .takes = "kernel, kernel, stride, stride, pad, pad, dilation, dilation, height, width",
+           .doc = "The sum of windows, given as columns, at their places in an image of this height and width.",
+           .check = check_col2im, .run = { [MS_CPU] = ms__cpu_col2im }, .backward = col2im_grad,
            .samples =
                "[2,18,12] i=2,3,1,2,1,0,1,1,5,6; [1,12,16] i=3,2,2,1,0,2,2,3,7,7; [1,1,20] i=1,1,1,1,0,0,1,1,4,5; "
                "[0,8,4] i=2,2,2,2,0,0,1,1,4,4; [1,6,52] i=2,3,1,1,0,1,1,1,3,26; [2,3,57] i=1,3,1,2,0,1,1,1,3,37; "
                "[1,20,30] i=2,5,2,3,1,2,1,1,4,29; [1,3,27] i=1,3,1,4,0,0,1,2,3,40");
 
-const ms_op *const ms__ops_columns[] = { &im2col_row, &col2im_row, NULL };
+MS_OPERATORS = { &im2col_row, &col2im_row };

@@ -132,21 +132,23 @@ static ms_status conv_backward(ms_backward_call *b)
     return ms__grad_op(b, &op_conv_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
-#define CONV(NAME, SAMPLES)                                                                                       \
+#define CONV(NAME, DOC, SAMPLES)                                                                                  \
     MS_ROW(NAME, 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = conv_check, .run = { [MS_CPU] = ms__cpu_conv }, \
-           .backward = conv_backward, .samples = SAMPLES)
+           .backward = conv_backward, .takes = "stride..., before..., after..., dilation..., groups", .doc = DOC, \
+           .samples = SAMPLES)
 
-static const ms_op op_conv1d = CONV("conv1d", "[2,3,7] [4,3,3] [4] i=1,0,0,1,1; [2,4,9] [6,2,3] [6] i=2,1,2,2,2; "
-                                              "[1,3,5] [2,3,1] i=1,0,0,1,1; [1,2,4] [3,2,4] [3] "
-                                              "i=3,5,4,1,1; [0,2,4] [3,2,3] [3] i=1,0,0,1,1");
+static const ms_op op_conv1d = CONV("conv1d", "Convolution over the last dimension. before, after: padding.",
+                                    "[2,3,7] [4,3,3] [4] i=1,0,0,1,1; [2,4,9] [6,2,3] [6] i=2,1,2,2,2; "
+                                    "[1,3,5] [2,3,1] i=1,0,0,1,1; [1,2,4] [3,2,4] [3] "
+                                    "i=3,5,4,1,1; [0,2,4] [3,2,3] [3] i=1,0,0,1,1");
 static const ms_op op_conv2d = CONV(
-    "conv2d",
+    "conv2d", "Convolution over the last 2 dimensions; stride... and the like: one for each. before, after: padding.",
     "[2,3,5,6] [4,3,3,2] [4] i=1,1,0,0,0,0,1,1,1; [2,3,5,6] [4,3,3,2] i=2,1,1,2,1,2,1,1,1; [1,4,7,6] [6,2,3,3] [6] "
     "i=2,2,1,1,1,1,1,1,2; [1,2,7,8] [3,2,2,3] [3] i=1,1,0,1,1,2,2,3,1; [2,3,4,5] [4,3,1,1] i=1,1,0,0,0,0,1,1,1; "
     "[2,3,4,5] [4,3,1,1] [4] i=1,1,0,0,0,0,1,1,1; [1,4,5,5] [4,1,3,3] [4] i=1,1,1,1,1,1,1,1,4; [0,2,4,4] [3,2,3,3] [3] "
     "i=1,1,0,0,0,0,1,1,1; [1,2,3,4] [3,2,3,4] i=1,1,0,0,0,0,1,1,1");
 static const ms_op op_conv3d = CONV(
-    "conv3d",
+    "conv3d", "Convolution over the last 3 dimensions; stride... and the like: one for each. before, after: padding.",
     "[2,3,3,4,3] [5,3,2,3,2] [5] i=1,1,1,0,0,0,0,0,0,1,1,1,1; [1,4,4,3,5] [2,2,2,1,3] [2] i=2,1,2,1,0,1,1,1,0,2,1,1,2; "
     "[2,3,2,3,2] [2,3,1,1,1] i=1,1,1,0,0,0,0,0,0,1,1,1,1; [0,2,3,3,3] [3,2,2,2,2] [3] i=1,1,1,0,0,0,0,0,0,1,1,1,1");
 
@@ -197,31 +199,29 @@ static ms_status transposed_backward(ms_backward_call *b)
     return ms__grad_op(b, &op_transposed_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
-#define TRANSPOSED(NAME, SAMPLES)                                                   \
-    MS_ROW(NAME, 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = transposed_check, \
-           .run = { [MS_CPU] = ms__cpu_conv_transpose }, .backward = transposed_backward, .samples = SAMPLES)
+#define TRANSPOSED(NAME, DOC, SAMPLES)                                                    \
+    MS_ROW(NAME, 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = transposed_check,       \
+           .run = { [MS_CPU] = ms__cpu_conv_transpose }, .backward = transposed_backward, \
+           .takes = "stride..., padding..., more..., dilation..., groups", .doc = DOC, .samples = SAMPLES)
 
 static const ms_op op_transposed1d =
-    TRANSPOSED("conv_transpose1d", "[2,3,4] [3,4,3] [4] i=1,0,0,1,1; [2,4,3] [4,3,3] [6] i=2,1,1,2,2; [2,3,5] [3,2,1] "
-                                   "i=1,0,0,1,1; [1,2,3] [2,3,2] i=3,0,"
-                                   "2,1,1; [0,2,3] [2,3,2] [3] i=1,0,0,1,1");
-static const ms_op op_transposed2d =
-    TRANSPOSED("conv_transpose2d", "[2,3,3,4] [3,4,3,2] [4] i=1,1,0,0,0,0,1,1,1; [1,4,3,2] [4,3,3,3] [6] "
-                                   "i=2,2,1,1,1,0,1,1,2; [1,2,3,3] [2,3,2,3] i=1,3,"
-                                   "0,1,0,2,2,1,1; [2,3,4,2] [3,2,1,1] [2] i=1,1,0,0,0,0,1,1,1; [1,4,3,3] [4,1,3,3] "
-                                   "[4] i=2,2,0,0,0,0,1,1,4; [0,2,3,3] "
-                                   "[2,3,2,2] [3] i=1,1,0,0,0,0,1,1,1");
+    TRANSPOSED("conv_transpose1d", "Transposed convolution over the last dimension. more: output padding.",
+               "[2,3,4] [3,4,3] [4] i=1,0,0,1,1; [2,4,3] [4,3,3] [6] i=2,1,1,2,2; [2,3,5] [3,2,1] "
+               "i=1,0,0,1,1; [1,2,3] [2,3,2] i=3,0,"
+               "2,1,1; [0,2,3] [2,3,2] [3] i=1,0,0,1,1");
+static const ms_op op_transposed2d = TRANSPOSED(
+    "conv_transpose2d",
+    "Transposed convolution over the last 2 dimensions; stride... and the like: one for each. more: output padding.",
+    "[2,3,3,4] [3,4,3,2] [4] i=1,1,0,0,0,0,1,1,1; [1,4,3,2] [4,3,3,3] [6] "
+    "i=2,2,1,1,1,0,1,1,2; [1,2,3,3] [2,3,2,3] i=1,3,"
+    "0,1,0,2,2,1,1; [2,3,4,2] [3,2,1,1] [2] i=1,1,0,0,0,0,1,1,1; [1,4,3,3] [4,1,3,3] "
+    "[4] i=2,2,0,0,0,0,1,1,4; [0,2,3,3] "
+    "[2,3,2,2] [3] i=1,1,0,0,0,0,1,1,1");
 static const ms_op op_transposed3d = TRANSPOSED(
     "conv_transpose3d",
+    "Transposed convolution over the last 3 dimensions; stride... and the like: one for each. more: output padding.",
     "[2,3,2,3,2] [3,2,2,3,2] [2] i=1,1,1,0,0,0,0,0,0,1,1,1,1; [1,4,2,2,3] [4,1,3,2,1] [2] i=2,1,2,1,0,0,1,0,1,1,2,1,2; "
     "[0,2,2,2,2] [2,3,2,2,2] [3] i=1,1,1,0,0,0,0,0,0,1,1,1,1");
 
-const ms_op *const ms__ops_conv[] = { &op_conv1d,
-                                      &op_conv2d,
-                                      &op_conv3d,
-                                      &op_conv_backward,
-                                      &op_transposed1d,
-                                      &op_transposed2d,
-                                      &op_transposed3d,
-                                      &op_transposed_backward,
-                                      NULL };
+MS_OPERATORS = { &op_conv1d,       &op_conv2d,       &op_conv3d,       &op_conv_backward,
+                 &op_transposed1d, &op_transposed2d, &op_transposed3d, &op_transposed_backward };

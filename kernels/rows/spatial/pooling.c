@@ -98,18 +98,23 @@ static ms_status max_pool_grad(ms_backward_call *b) { return pool_grad(b, &max_p
 static ms_status avg_pool_grad(ms_backward_call *b) { return pool_grad(b, &avg_pool_backward_row, 1); }
 
 static const ms_op max_pool_row =
-    MS_ROW("max_pool", 1, 1, .save_out = 2, .check = check_max_pool, .run = { [MS_CPU] = ms__cpu_max_pool },
-           .backward = max_pool_grad,
+    MS_ROW("max_pool", 1, 1, .takes = "dims, mode, count_padding, divisor, size...",
+           .doc = "The largest element of each window over the last dims dimensions, and its position. mode 0, 1: "
+                  "size... is kernels, strides, paddings, dilations, and the output's size is rounded down (0) or up "
+                  "(1); 2: size... is the output's size.",
+           .save_out = 2, .check = check_max_pool, .run = { [MS_CPU] = ms__cpu_max_pool }, .backward = max_pool_grad,
            .samples = "[2,3,9] i=1,0,0,0,3,2,1,1; [2,3,7,6] i=2,0,0,0,3,2,2,2,1,0,1,1; "
                       "[1,2,8,9] i=2,1,0,0,2,3,2,3,0,1,2,1; [2,1,4,5,6] i=3,0,0,0,2,2,3,1,2,2,0,1,1,1,1,2; "
                       "[3,5] i=1,1,0,0,2,2,1,1; [2,3,7,5] i=2,2,0,0,3,2; [2,4,3,5] i=3,2,0,0,2,3,7; "
                       "[0,3,4,4] i=2,0,0,0,2,2,2,2,0,0,1,1");
 static const ms_op avg_pool_row =
-    MS_ROW("avg_pool", 1, 1, .check = check_pool, .run = { [MS_CPU] = ms__cpu_avg_pool }, .backward = avg_pool_grad,
+    MS_ROW("avg_pool", 1, 1, .takes = "dims, mode, count_padding, divisor, size...",
+           .doc = "The mean of each window over the last dims dimensions; divisor: divides by it instead (0: no). "
+                  "mode, size...: as for max_pool.",
+           .check = check_pool, .run = { [MS_CPU] = ms__cpu_avg_pool }, .backward = avg_pool_grad,
            .samples = "[2,3,9] i=1,0,1,0,3,2,1,1; [2,3,7,6] i=2,0,0,0,3,2,2,2,1,0,1,1; "
                       "[1,2,8,9] i=2,1,1,0,2,3,2,3,0,1,1,1; [2,1,4,5,6] i=3,1,0,0,2,2,3,1,2,2,0,1,1,1,1,1; "
                       "[1,2,8,5] i=2,0,1,7,3,3,1,1,1,1,1,1; [2,3,7,5] i=2,2,0,0,3,2; [2,4,3,5] i=3,2,0,0,2,3,7; "
                       "[0,3,4,4] i=2,0,0,0,2,2,2,2,0,0,1,1; [6,5] i=1,2,0,0,1");
 
-const ms_op *const ms__ops_pooling[] = { &max_pool_row, &max_pool_backward_row, &avg_pool_row, &avg_pool_backward_row,
-                                         NULL };
+MS_OPERATORS = { &max_pool_row, &max_pool_backward_row, &avg_pool_row, &avg_pool_backward_row };

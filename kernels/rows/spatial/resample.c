@@ -70,7 +70,12 @@ static ms_status resample_grad(ms_backward_call *b)
 }
 
 static const ms_op resample_row =
-    MS_ROW("resample", 1, 1, .check = check_resample, .run = { [MS_CPU] = ms__cpu_resample }, .backward = resample_grad,
+    MS_ROW("resample", 1, 1, .takes = "dims, kind, align, size..., before...; distance...",
+           .doc = "Interpolation, or padding with elements of the image, over the last dims dimensions. kind: 0 "
+                  "nearest, 1 nearest-exact, 2 linear, 3 cubic, 4 and 5 these two with antialiasing, 6 reflect, 7 "
+                  "replicate, 8 circular. align: align_corners. size...: of the output. before...: padding. "
+                  "distance...: of neighbouring outputs, in elements of the input.",
+           .check = check_resample, .run = { [MS_CPU] = ms__cpu_resample }, .backward = resample_grad,
            .samples =
                "[2,3,5] i=1,0,0,8,0 f=0.625; [2,4,6] i=2,1,0,7,4,0,0 f=0.571428571,1.5; [2,5] i=1,2,0,9,0 f=0.5555; "
                "[1,2,4,5] i=2,2,0,7,3,0,0 f=0.5714,1.6667; [1,2,4,5] i=2,2,1,7,3,0,0 f=0.5,2; "
@@ -80,4 +85,4 @@ static const ms_op resample_row =
                "[2,3,4,5] i=3,7,0,9,4,8,4,0,2 f=1,1,1; [2,4,5] i=2,8,0,10,4,3,-1 f=1,1; "
                "[0,2,4] i=1,2,0,6,0 f=0.6667; [2,3,4] i=1,2,0,4,0 f=1");
 
-const ms_op *const ms__ops_resample[] = { &resample_row, &resample_backward_row, NULL };
+MS_OPERATORS = { &resample_row, &resample_backward_row };

@@ -9,9 +9,6 @@
 static ms_status check_ctc(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *y = c->in[1];
-    if (c->n_i < 3)
-        return ms__call_fail(
-            c, "expected 3 integers, the blank, zero_infinity and the length of the longest target, got %d", c->n_i);
     if (ms__is_half(x->dtype))
         return ms__fail(MS_EUNSUPPORTED, "ctc_loss: log probabilities are %s, expected float32 or float64; cast them",
                         ms__tensor_text(x));
@@ -54,9 +51,11 @@ static ms_status ctc_grad(ms_backward_call *b)
 }
 
 static const ms_op ctc_loss_row =
-    MS_ROW("ctc_loss", 4, 4, .flags = MS_OP_DIFFERENTIABLE | MS_OP_WIDE, .save_in = 15, .save_out = 2, .n_shown = 1,
-           .check = check_ctc, .run = { [MS_CPU] = ms__cpu_ctc_loss }, .backward = ctc_grad,
+    MS_ROW("ctc_loss", 4, 4, .takes = "blank, zero_infinity, longest",
+           .doc = "The CTC loss of each sequence; longest: the length of the longest target.",
+           .flags = MS_OP_DIFFERENTIABLE | MS_OP_WIDE, .save_in = 15, .save_out = 2, .n_shown = 1, .check = check_ctc,
+           .run = { [MS_CPU] = ms__cpu_ctc_loss }, .backward = ctc_grad,
            .samples = "[4,3,5] [3,2]i4 [3]i5 [3]i3 i=4,1,2;[6,4,3] [4,2]i2 [4]i7 [4]i3 i=2,1,2;[5,2,4] [4]i3 [2]i6 "
                       "[2]i3 i=3,1,2;[3,1,2] [1,1]i1 [1]i4 [1]i2 i=1,1,1");
 
-const ms_op *const ms__ops_ctc[] = { &ctc_loss_row, NULL };
+MS_OPERATORS = { &ctc_loss_row };

@@ -9,7 +9,6 @@
 static ms_status check_draw(ms_call *c)
 {
     const ms_tensor *a = c->in[0];
-    if (c->n_i < 2) return ms__call_fail(c, "expected at least 2 integers, got %d", c->n_i);
     if (c->i[0] < 0)
         return ms__call_fail(c, "the position of the first element must be 0 or more, got %lld", (long long)c->i[0]);
     if (a->dtype != MS_F32 && a->dtype != MS_F64)
@@ -40,12 +39,17 @@ static ms_status gamma_grad(ms_backward_call *b)
     return ms__grad_to(&b->gin[0], grad, &b->in_meta[0]);
 }
 
-static const ms_op gamma_draw_row =
-    MS_ROW("gamma_draw", 1, 1, .flags = MS_OP_RANDOM | MS_OP_DIFFERENTIABLE, .save_in = 1, .save_out = 1,
-           .check = check_draw, .run = { [MS_CPU] = ms__cpu_gamma_draw }, .backward = gamma_grad,
-           .samples = "[3,4]+ i=0,0; [5]+ i=7,1; [4]+ i=0,0,3; []+ i=0,1,2,3");
+static const ms_op gamma_draw_row = MS_ROW(
+    "gamma_draw", 1, 1, .takes = "place, logarithm, size...",
+    .doc =
+        "Numbers of gamma distributions, or their logarithms; size...: of new leading dimensions; place: as for rand_.",
+    .flags = MS_OP_RANDOM | MS_OP_DIFFERENTIABLE, .save_in = 1, .save_out = 1, .check = check_draw,
+    .run = { [MS_CPU] = ms__cpu_gamma_draw }, .backward = gamma_grad,
+    .samples = "[3,4]+ i=0,0; [5]+ i=7,1; [4]+ i=0,0,3; []+ i=0,1,2,3");
 static const ms_op poisson_draw_row =
-    MS_ROW("poisson_draw", 1, 1, .flags = MS_OP_RANDOM, .check = check_draw, .run = { [MS_CPU] = ms__cpu_poisson_draw },
+    MS_ROW("poisson_draw", 1, 1, .takes = "place, logarithm, size...",
+           .doc = "Numbers of Poisson distributions; size...: of new leading dimensions; place: as for rand_.",
+           .flags = MS_OP_RANDOM, .check = check_draw, .run = { [MS_CPU] = ms__cpu_poisson_draw },
            .backward = ms__zero_gradient, .samples = "[3,4]+ i=0,0; [5]+ i=7,0; [4]+ i=0,0,3; []+ i=0,0,2,3");
 
-const ms_op *const ms__ops_draws[] = { &gamma_draw_row, &gamma_draw_backward_row, &poisson_draw_row, NULL };
+MS_OPERATORS = { &gamma_draw_row, &gamma_draw_backward_row, &poisson_draw_row };

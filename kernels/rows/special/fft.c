@@ -8,12 +8,9 @@
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 
-static ms_status check_fft_integers(ms_call *c, int n_i, bool pairs)
+static ms_status check_fft_integers(ms_call *c, bool pairs)
 {
     const ms_tensor *x = c->in[0];
-    if (c->n_i < n_i || c->n_f < 1)
-        return ms__call_fail(c, "expected %d integers and the scale (f[0]), got %d integers and %d numbers", n_i,
-                             c->n_i, c->n_f);
     if (ms__is_half(x->dtype))
         return ms__fail(MS_EUNSUPPORTED, "%s: the input is %s, expected float32 or float64; cast it",
                         ms__op_title(c->op->name), ms__tensor_text(x));
@@ -34,7 +31,7 @@ static ms_status check_fft_integers(ms_call *c, int n_i, bool pairs)
 
 static ms_status complex_check(ms_call *c)
 {
-    MS_TRY(check_fft_integers(c, 2, true));
+    MS_TRY(check_fft_integers(c, true));
     if (c->in[0]->shape[c->i[0]] == 0)
         return ms__call_fail(c, "dimension %lld of %s has no elements", (long long)c->i[0] + 1,
                              ms__tensor_text(c->in[0]));
@@ -42,7 +39,7 @@ static ms_status complex_check(ms_call *c)
 }
 static ms_status real_check(ms_call *c)
 {
-    MS_TRY(check_fft_integers(c, 1, false));
+    MS_TRY(check_fft_integers(c, false));
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], n = x->shape[c->i[0]];
     if (n == 0)
@@ -57,7 +54,7 @@ static ms_status real_check(ms_call *c)
 }
 static ms_status half_check(ms_call *c)
 {
-    MS_TRY(check_fft_integers(c, 2, true));
+    MS_TRY(check_fft_integers(c, true));
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], n = c->i[1];
     if (n < 1) return ms__call_fail(c, "the length is %lld, expected 1 or more", (long long)n);
@@ -93,14 +90,14 @@ static ms_status half_grad(ms_backward_call *b)
     return call_fft_grad(b, "fft_real", 2, (int64_t[]) { d, !halved });
 }
 
-#define ROW(NAME, SAMPLES)                                                                            \
-    static const ms_op NAME##_row =                                                                   \
-        MS_ROW("fft_" #NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_WIDE, .check = NAME##_check, \
-               .run = { [MS_CPU] = ms__cpu_fft_##NAME }, .backward = NAME##_grad, .samples = SAMPLES);
+#define ROW(NAME, TAKES, SAMPLES, DOC)                                                                      \
+    static const ms_op NAME##_row = MS_ROW("fft_" #NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_WIDE,  \
+                                           .check = NAME##_check, .run = { [MS_CPU] = ms__cpu_fft_##NAME }, \
+                                           .backward = NAME##_grad, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(complex, "[8,2] i=0,0 f=1;[3,5,2] i=1,1 f=0.5;[6,4,2] i=0,0 f=1;[17,2] i=0,0 f=1;[30,2] i=-1,1 f=0.25;[2,19,3,2] i=1,1 f=1;[1,2] i=0,0 f=1")
-ROW(real,    "[8] i=0 f=1;[3,5] i=-1 f=0.5;[6,4] i=0 f=1;[23] i=0 f=1;[7,3] i=0,1 f=1;[8] i=0,1 f=1;[1] i=0 f=1")
-ROW(half,    "[5,2] i=0,8 f=1;[3,3,2] i=1,5 f=0.5;[4,4,2] i=0,6 f=1;[12,2] i=0,23 f=1;[4,3,2] i=0,7,1 f=1;[5,2] i=-1,8,1 f=1;[1,2] i=0,1 f=1")
+ROW(complex, "dim, inverse; scale", "[8,2] i=0,0 f=1;[3,5,2] i=1,1 f=0.5;[6,4,2] i=0,0 f=1;[17,2] i=0,0 f=1;[30,2] i=-1,1 f=0.25;[2,19,3,2] i=1,1 f=1;[1,2] i=0,0 f=1", "The Fourier transform of complex numbers, pairs in the last dimension.")
+ROW(real,    "dim, doubled?; scale", "[8] i=0 f=1;[3,5] i=-1 f=0.5;[6,4] i=0 f=1;[23] i=0 f=1;[7,3] i=0,1 f=1;[8] i=0,1 f=1;[1] i=0 f=1", "The first half of the Fourier transform of real numbers; doubled: elements whose conjugates are left out count twice.")
+ROW(half,    "dim, length, halved?; scale", "[5,2] i=0,8 f=1;[3,3,2] i=1,5 f=0.5;[4,4,2] i=0,6 f=1;[12,2] i=0,23 f=1;[4,3,2] i=0,7,1 f=1;[5,2] i=-1,8,1 f=1;[1,2] i=0,1 f=1", "The inverse of fft_real, to this length; halved: elements whose conjugates are left out count half.")
 // clang-format on
 
-const ms_op *const ms__ops_fft[] = { &complex_row, &real_row, &half_row, NULL };
+MS_OPERATORS = { &complex_row, &real_row, &half_row };

@@ -254,7 +254,8 @@ function M.recurrent(kind, x, w, o)
   a_in[4] = o.c ~= nil and id_of(o.c, kind, "c") or 0
   a_in[5] = o.project ~= nil and id_of(o.project, kind, "weight_hr") or 0
   a_in[6] = o.batch_sizes ~= nil and id_of(o.batch_sizes, kind, "batch_sizes") or 0
-  args.n_in, args.n_i, args.n_f, a_i[0], a_i[1] = 7, 2, 0, o.reversed and 1 or 0, o.relu and 1 or 0
+  args.n_in, args.n_i, args.n_f = 7, kind == "rnn" and 2 or 1, 0
+  a_i[0], a_i[1] = o.reversed and 1 or 0, o.relu and 1 or 0
   call_args(recurrent[kind], x, w)
   local y, h, c = wrap(a_out[0]), a_out[1], kind == "lstm" and a_out[2]
   return y, wrap(h), c and wrap(c) or nil

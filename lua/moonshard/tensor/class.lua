@@ -43,7 +43,7 @@ local names = {}
 local function name_of(number)
   local name = names[number]
   if not name then
-    name = engine.ffi.string(lib.ms_op_name(number)):gsub("_scalar", ""):gsub("_all$", "")
+    name = engine.ffi.string(lib.ms_op_at(number).name):gsub("_scalar", ""):gsub("_all$", "")
     names[number] = name
   end
   return name
@@ -91,7 +91,7 @@ local function run_inner(op, list)
     end
   end
   if not first then return run(op, list) end
-  local in_place = bit.band(lib.ms_op_flags(op.number), engine.ffi.C.MS_OP_INPLACE) ~= 0
+  local in_place = bit.band(lib.ms_op_at(op.number).flags, engine.ffi.C.MS_OP_INPLACE) ~= 0
   if in_place and not parts[1] then
     errors.raise("%s: a plain tensor cannot be changed in place by a %s", op.name, class_name(first))
   end

@@ -227,9 +227,10 @@ local function binary_in_place(name)
 end
 
 for number = 0, lib.ms_op_count() - 1 do
-  local flags, name = lib.ms_op_flags(number), engine.ffi.string(lib.ms_op_name(number))
+  local row = lib.ms_op_at(number)
+  local flags, name = row.flags, engine.ffi.string(row.name)
   if bit_and(flags, E.MS_OP_METHOD) ~= 0 then
-    if lib.ms_op_inputs(number) == 2 then
+    if row.inputs == 2 then
       binary(name, number)
       if IN_PLACE[name] then binary_in_place(name) end
     else

@@ -51,8 +51,8 @@ local function optimizer(row)
     comment("---  ", table.concat(meanings, "; ")), name)
 end
 
--- Methods that are written in Lua, with annotations of their own, and those of which the in-place form is.
-local in_lua, written_out = { div = true, div_ = true }, { pow = true }
+-- The methods that ops.lua makes of other rows than those of methods, and one whose in-place form it writes out.
+local product, written_out = { mul = true, mul_ = true }, { pow = true }
 
 --- The declarations, as a Lua file.
 ---@return string
@@ -62,12 +62,12 @@ function M.text()
     out[#out + 1] = ("--- %s\n%s---@return %s\nfunction %s%s(%s) end\n"):format(text, params, returns, of, name, arguments)
   end
   for op = 0, lib.ms_op_count() - 1 do
-    local name, doc, flags = engine.ffi.string(lib.ms_op_name(op)), engine.ffi.string(lib.ms_op_doc(op)),
-      lib.ms_op_flags(op)
-    if doc ~= "" and not in_lua[name] then
+    local row = lib.ms_op_at(op)
+    local name, doc, flags = engine.ffi.string(row.name), engine.ffi.string(row.doc), row.flags
+    if bit_and(flags, E.MS_OP_METHOD) ~= 0 or product[name] then
       local in_place = bit_and(flags, E.MS_OP_INPLACE) ~= 0
       local returns = in_place and "Tensor self" or "Tensor"
-      if lib.ms_op_inputs(op) == 2 then
+      if row.inputs == 2 then
         declare(doc, ("---@param u Tensor|number  broadcasts %s\n"):format(in_place and "to t's shape" or "with t"),
           "Tensor:", name, "u", returns)
         if not in_place and tensor.methods[name .. "_"] and lib.ms_op_find(name .. "_") < 0

@@ -1,6 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- The page of the C interface: every function of runtime/moonshard.h with its declaration, its comment, and a line
---- that calls it: of docs/api/examples/c.c (compiled and run), else of 07_embed.c, the front end, specs or benchmarks.
+--- that calls it: of docs/api/examples/c.c (compiled and run), else of 07_embed.c, the front end, specs or benchmarks;
+--- and the table of operators, from their rows.
+local engine = require "moonshard.core.ffi"
+local lib, text_of = engine.lib, engine.ffi.string
+
 local M = {}
 
 local function lines_of(path)
@@ -79,6 +83,21 @@ local function calls_in(path, shown, found)
   end
 end
 
+-- The lines of the table of operators, in alphabetical order; without internal ones.
+local function operators()
+  local rows = {}
+  for op = 0, lib.ms_op_count() - 1 do
+    local row = lib.ms_op_at(op)
+    local least, most = row.inputs, row.most_inputs
+    if not text_of(row.name):find "_backward$" then
+      rows[#rows + 1] = ("| `%s` | %s | %s | %s |"):format(text_of(row.name), least == most and least or least .. " to " .. most,
+        text_of(row.takes) ~= "" and ("`%s`"):format(text_of(row.takes)) or "", (text_of(row.doc):gsub("|", "\\|")))
+    end
+  end
+  table.sort(rows)
+  return "| operator | tensors | integers; numbers | result |\n|---|---|---|---|\n" .. table.concat(rows, "\n")
+end
+
 -- The page as Markdown.
 local function write(page)
   local lines = { "# " .. page.title, "",
@@ -94,6 +113,7 @@ local function write(page)
       add("## " .. section.title:sub(1, 1):upper() .. section.title:sub(2), "")
       if section.intro then add("```text", section.intro, "```", "") end
       if #section.types > 0 then add("```c", table.concat(section.types, "\n\n"), "```", "") end
+      if section.title == "operators" then add(operators(), "") end
       for _, fn in ipairs(section.functions) do
         add("### " .. fn.name, "", "```c", fn.declaration, "```", "")
         if fn.text ~= "" then add(fn.text:sub(1, 1):upper() .. fn.text:sub(2) .. (fn.text:find "[.:]$" and "" or "."), "") end

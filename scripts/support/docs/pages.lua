@@ -15,8 +15,9 @@ local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
 local function listed(functions)
   local names = {}
   for op = 0, lib.ms_op_count() - 1 do
-    local name, flags = ffi.string(lib.ms_op_name(op)), lib.ms_op_flags(op)
-    local is_function = lib.ms_op_inputs(op) == 1 and bit.band(flags, ffi.C.MS_OP_DIFFERENTIABLE) ~= 0
+    local row = lib.ms_op_at(op)
+    local name, flags = ffi.string(row.name), row.flags
+    local is_function = row.inputs == 1 and bit.band(flags, ffi.C.MS_OP_DIFFERENTIABLE) ~= 0
     if bit.band(flags, ffi.C.MS_OP_METHOD) ~= 0 and is_function == functions then
       names[#names + 1] = name
       if is_function then names[#names + 1] = name .. "_" end
