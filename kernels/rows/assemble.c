@@ -234,16 +234,16 @@ static ms_status triangle_grad(ms_backward_call *b)
 #define BOTH_tile run_tile
 #define BOTH_tril NULL
 #define BOTH_triu NULL
-#define ROW(NAME, MAX, CHECK, BACKWARD, TAKES, SAMPLES, DOC)                                         \
-    const ms_op ms__op_##NAME = MS_ROW(#NAME, 1, MAX, .flags = MS_OP_DIFFERENTIABLE, .check = CHECK, \
-                                       .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME },    \
+#define ROW(NAME, FLAGS, MAX, CHECK, BACKWARD, TAKES, SAMPLES, DOC)                                          \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, 1, MAX, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .check = CHECK, \
+                                       .run = { [MS_CPU] = run_##NAME, [MS_CUDA] = BOTH_##NAME },            \
                                        .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(cat,   MS_MAX_IN, check_cat,      cat_grad,      "dim", "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0", "Concatenates tensors along a dimension.")
-ROW(stack, MS_MAX_IN, check_stack,    stack_grad,    "dim", "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0", "Concatenates tensors along a new dimension.")
-ROW(tile,  1,         check_tile,     tile_grad,     "times...", "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2", "t repeated along each dimension.")
-ROW(tril,  1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The part of the last two dimensions on and below a diagonal; 0 elsewhere.")
-ROW(triu,  1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The part of the last two dimensions on and above a diagonal; 0 elsewhere.")
+ROW(cat,   0, MS_MAX_IN, check_cat,      cat_grad,      "dim", "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0", "Concatenates tensors along a dimension.")
+ROW(stack, 0, MS_MAX_IN, check_stack,    stack_grad,    "dim", "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0", "Concatenates tensors along a new dimension.")
+ROW(tile,  0, 1,         check_tile,     tile_grad,     "times...", "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2", "t repeated along each dimension.")
+ROW(tril,  MS_OP_METHOD, 1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The lower triangle of the last two dimensions; elements above it are 0. diagonal: the last one that is kept: 0 is the main one, 1 the one above it, -1 the one below")
+ROW(triu,  MS_OP_METHOD, 1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The upper triangle of the last two dimensions; elements below it are 0. diagonal: the first one that is kept: 0 is the main one, 1 the one above it, -1 the one below")
 // clang-format on
 
 MS_OPERATORS = { &ms__op_cat, &ms__op_stack, &ms__op_tile, &ms__op_tril, &ms__op_triu };

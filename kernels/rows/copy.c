@@ -90,18 +90,19 @@ static ms_status check_eye_(ms_call *c)
 #define BOTH_eye ms__cpu_eye
 #define BOTH_arange NULL
 #define D MS_OP_DIFFERENTIABLE
+#define M MS_OP_METHOD
 #define ROW(NAME, N, CHECK, KERNEL, BACKWARD, FLAGS, TAKES, SAMPLES, DOC)                                 \
     const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .flags = FLAGS, .check = CHECK,                       \
                                        .run = { [MS_CPU] = ms__cpu_##KERNEL, [MS_CUDA] = BOTH_##KERNEL }, \
                                        .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | MS_OP_INPLACE | MS_OP_ANY_DEVICE, NULL, "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]", "Copies u into t, cast to t's dtype.")
+ROW(copy_,      2, check_copy_,      copy_,  copy_backward, D | M | MS_OP_INPLACE | MS_OP_ANY_DEVICE, "source |", "[3,4] [3,4];[3,4] [4];[2,3,4] [3,1]", "Copies source into t, converted to t's dtype, also between devices. Errors: a shape that does not broadcast to t's shape. source: broadcasts to t's shape, of any dtype and device")
 ROW(cast,       1, check_cast,       copy,   cast_backward, D, "dtype", "[3,4] i=1;[3,4] i=0", "t in another dtype.")
-ROW(clone,      1, check_clone,      copy,   cast_backward, D, NULL, "[3,4];[2,3,5]", "A copy with its own storage; gradients flow through it.")
+ROW(clone,      1, check_clone,      copy,   cast_backward, D | M, NULL, "[3,4];[2,3,5]", "A copy with its own storage; gradients flow through it.")
 ROW(contiguous, 1, check_contiguous, copy,   cast_backward, D, NULL, "[3,4];[2,3,5]", "A copy whose elements lie row by row in memory.")
 ROW(to_device,  1, check_to_device,  copy,   cast_backward, D, "device", "[3,4] i=0", "t on another device.")
 ROW(fill_,      1, check_fill_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, "; value", "[3,4] f=1.5", "Sets every element to the value.")
-ROW(zero_,      1, check_zero_,      fill,   ms__zero_gradient, D | MS_OP_INPLACE, NULL, "[3,4]", "Sets every element to 0.")
+ROW(zero_,      1, check_zero_,      fill,   ms__zero_gradient, D | M | MS_OP_INPLACE, NULL, "[3,4]", "Sets every element to 0.")
 ROW(arange_,    1, check_arange_,    arange, ms__zero_gradient, D | MS_OP_INPLACE, "; first, step", "[7] f=1,0.5", "Fills t with first, first + step, and so on.")
 ROW(eye_,       1, check_eye_,       eye,    ms__zero_gradient, D | MS_OP_INPLACE, NULL, "[3,4];[4,3]", "Fills a matrix with 1 on its diagonal and 0 elsewhere.")
 // clang-format on

@@ -264,9 +264,9 @@ static const ms_op scatter_reduce_row = MS_ROW(
 
 // clang-format off
 ROW(index_select, 2, index_select, index_select_grad, 0,             "dim", "[5,4] [3]i5 i=0;[2,3,4] [5]i4 i=-1;[2,3,4] [2]i3 i=1", "The slices of a dimension at these positions.")
-ROW(gather,       2, gather,       gather_grad,       0,             "dim", "[5,4] [3,4]i5 i=0;[2,3,4] [2,3,6]i4 i=-1;[5] [3]i5 i=0", "The elements at these positions along a dimension.")
+ROW(gather,       2, gather,       gather_grad,       MS_OP_METHOD,             "index | dim", "[5,4] [3,4]i5 i=0;[2,3,4] [2,3,6]i4 i=-1;[5] [3]i5 i=0", "Gathers along a dimension: `out[i][j] = t[i][index[i][j]]` for d = 2. Errors: an id outside of 0 to size - 1. index: int64, of as many dimensions as t, ids from 0")
 ROW(scatter_,     3, scatter,      scatter_grad,      MS_OP_INPLACE, "dim", "[6] [1]i6 [1] i=0;[5,4] [1,4]i5 [1,4] i=0;[5,4] [1,3]i5 [2,4] i=0", "Writes the source to these positions along a dimension.")
-ROW(scatter_add_, 3, scatter_add,  scatter_add_grad,  MS_OP_INPLACE, "dim", "[5,4] [3,4]i5 [3,4] i=0;[2,3,4] [2,3,2]i4 [2,3,3] i=-1", "Adds the source at these positions along a dimension.")
+ROW(scatter_add_, 3, scatter_add,  scatter_add_grad,  MS_OP_INPLACE | MS_OP_METHOD, "index, source | dim", "[5,4] [3,4]i5 [3,4] i=0;[2,3,4] [2,3,2]i4 [2,3,3] i=-1", "Adds source along a dimension at the positions in index, also if a position occurs several times. Errors: an id outside of 0 to size - 1. index: int64, of as many dimensions as t, ids from 0; source: at least of index's shape, of t's dtype")
 // clang-format on
 
 MS_OPERATORS = { &ms__op_index_select, &ms__op_gather, &ms__op_scatter_, &ms__op_scatter_add_, &scatter_reduce_row };

@@ -168,10 +168,10 @@ static ms_status running_extreme_grad(ms_backward_call *b)
                                            .save_out = OUT, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME }, \
                                            .backward = BACKWARD, .takes = TAKES, .samples = SAMPLES, .doc = DOC);
 // clang-format off
-ROW(cumprod, check_cumprod, cumprod_grad, 1, 1, MS_OP_WIDE, "dim=-1", "[3,4] i=0;[2,3,4]a i=-1;[2,3,4] i=1;[]+ i=0;[4]i5 i=0", "The products of the elements so far along a dimension.")
+ROW(cumprod, check_cumprod, cumprod_grad, 1, 1, MS_OP_WIDE | MS_OP_METHOD, "dim=-1", "[3,4] i=0;[2,3,4]a i=-1;[2,3,4] i=1;[]+ i=0;[4]i5 i=0", "Running products along a dimension; int64 for integers and bools.")
 ROW(cummax,       check_cummax,       running_extreme_grad,      0, 2, 0,          "dim=-1", SAMPLES ";[6]i9 i=0", "The largest element so far along a dimension, and its position.")
 ROW(cummin,       check_cummax,       running_extreme_grad,      0, 2, 0,          "dim=-1", SAMPLES ";[6]i9 i=0", "The smallest element so far along a dimension, and its position.")
-ROW(logcumsumexp, check_logcumsumexp, logcumsumexp_grad, 1, 1, MS_OP_WIDE, "dim=-1", SAMPLES, "log(cumsum(e^t)) along a dimension, without overflow.")
+ROW(logcumsumexp, check_logcumsumexp, logcumsumexp_grad, 1, 1, MS_OP_WIDE | MS_OP_METHOD, "dim=-1", SAMPLES, "`log(cumsum(exp(t)))` along a dimension, computed without overflow.")
 // clang-format on
 
 MS_OPERATORS = { &sort_row,    &topk_row,   &searchsorted_row, &nonzero_row,

@@ -337,6 +337,7 @@ static ms_status reduced_extreme_grad(ms_backward_call *b)
 
 #define D MS_OP_DIFFERENTIABLE
 #define W (MS_OP_DIFFERENTIABLE | MS_OP_WIDE)
+#define M MS_OP_METHOD
 #define DIMS "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2;[2,3,4] i=0,-1"
 #define ROW(NAME, CHECK, BACKWARD, IN, OUT, FLAGS, TAKES, SAMPLES, DOC)                                             \
     const ms_op ms__op_##NAME = MS_ROW(#NAME, 1, 1, .flags = FLAGS, .save_in = IN, .save_out = OUT, .check = CHECK, \
@@ -344,24 +345,24 @@ static ms_status reduced_extreme_grad(ms_backward_call *b)
                                        .samples = SAMPLES, .doc = DOC);
 //  name       check              backward          saves  flags samples
 // clang-format off
-ROW(sum,       check_sum,         sum_backward,     0, 0,  W,    "keepdim?, dim...", DIMS, "The sum over the dimensions (none given: over all).")
-ROW(mean,      check_mean,        mean_backward,    0, 0,  D,    "keepdim?, dim...", DIMS, "The mean over the dimensions (none given: over all).")
-ROW(prod,      check_sum,         prod_grad,        1, 0,  W,    "keepdim?, dim...", DIMS, "The product over the dimensions (none given: over all).")
-ROW(all,       check_reduced_truth,       NULL,             0, 0,  0,    "keepdim?, dim...", "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0", "Whether all elements along the dimensions (none given: all) are true (not 0): a bool tensor.")
-ROW(any,       check_reduced_truth,       NULL,             0, 0,  0,    "keepdim?, dim...", "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0", "Whether an element along the dimensions (none given: all) is true (not 0): a bool tensor.")
-ROW(var,       check_var,         var_grad,         1, 0,  D,    "keepdim?, dim...; correction=1", "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5", "The variance over the dimensions (none given: over all); the divisor is the count minus the correction.")
-ROW(std,       check_var,         std_grad,         1, 1,  D,    "keepdim?, dim...; correction=1", "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5", "The standard deviation over the dimensions (none given: over all); the divisor is the count minus the correction.")
+ROW(sum,       check_sum,         sum_backward,     0, 0,  W | M,    "keepdim?, dim...", DIMS, "Sum over dimensions. Integers and bools add up to int64.")
+ROW(mean,      check_mean,        mean_backward,    0, 0,  D | M,    "keepdim?, dim...", DIMS, "Mean over dimensions. Errors: a dtype that is not floating point.")
+ROW(prod,      check_sum,         prod_grad,        1, 0,  W | M,    "keepdim?, dim...", DIMS, "Product over dimensions. Integers and bools multiply to int64.")
+ROW(all,       check_reduced_truth,       NULL,             0, 0,  M,    "keepdim?, dim...", "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0", "Whether all elements are true (not 0): a bool tensor.")
+ROW(any,       check_reduced_truth,       NULL,             0, 0,  M,    "keepdim?, dim...", "[3,4]b;[2,3,4]b i=0,1;[3,4]i2 i=1,0", "Whether at least one element is true (not 0): a bool tensor.")
+ROW(var,       check_var,         var_grad,         1, 0,  D | M,    "keepdim?, dim...; correction=1", "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5", "Variance over dimensions: the sum of the squared distances from the mean, divided by n - correction. correction: subtracted from the number of elements")
+ROW(std,       check_var,         std_grad,         1, 1,  D | M,    "keepdim?, dim...; correction=1", "[3,4];[2,3,4] i=0,1;[2,3,4] i=1,0,2 f=0;[2,3,4] i=0,1 f=0.5", "Standard deviation over dimensions, the square root of var. correction: as for var")
 ROW(norm,      check_norm,        norm_grad,        1, 1,  W,    "keepdim?, dim...; p", "[3,4] f=2;[2,3,4] f=2 i=0,1;[2,3,4] f=1 i=1,0,2;[2,3,4] f=3 i=0,-1;[3,4] f=inf;[2,3,4] f=inf i=0,1;[3,4] f=-inf;[3,4] f=0", "The p-norm over the dimensions (none given: over all).")
 ROW(max_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    NULL, "[3,4];[2,3,4]", "The largest element.")
 ROW(min_all,   check_extreme_all, extreme_all_grad, 1, 1,  D,    NULL, "[3,4];[2,3,4]", "The smallest element.")
-ROW(amax,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   "keepdim?, dim...", DIMS, "The largest element along the dimensions (none given: of all). Elements that are equally large share the gradient.")
-ROW(amin,      check_extreme_dims, extreme_dims_grad, 1, 1, D,   "keepdim?, dim...", DIMS, "The smallest element along the dimensions (none given: of all). Elements that are equally small share the gradient.")
+ROW(amax,      check_extreme_dims, extreme_dims_grad, 1, 1, D | M,   "keepdim?, dim...", DIMS, "The largest elements along dimensions. Elements that are equally large share the gradient.")
+ROW(amin,      check_extreme_dims, extreme_dims_grad, 1, 1, D | M,   "keepdim?, dim...", DIMS, "The smallest elements along dimensions. Elements that are equally small share the gradient.")
 ROW(max,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "dim, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "The largest element along a dimension, and its position.")
 ROW(min,       check_extreme,     reduced_extreme_grad,     0, 2,  D,    "dim, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "The smallest element along a dimension, and its position.")
 ROW(argmax,    check_argument,    NULL,             0, 0,  0,    "dim=all, keepdim?", "[3,4];[3,4] i=0;[2,3,4] i=-1,1", "The position of the largest element along a dimension, or of all.")
 ROW(argmin,    check_argument,    NULL,             0, 0,  0,    "dim=all, keepdim?", "[3,4];[3,4] i=0;[2,3,4] i=-1,1", "The position of the smallest element along a dimension, or of all.")
-ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "dim=-1, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "log(sum(e^t)) along a dimension, without overflow.")
-ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "dim=-1", "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1", "The sums of the elements so far along a dimension.")
+ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W | M,    "dim=-1, keepdim?", "[3,4] i=0;[2,3,4] i=-1,1;[2,3,4] i=1,0", "`log(sum(exp(t)))` along a dimension, computed without overflow.")
+ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W | M,    "dim=-1", "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1", "Running sums along a dimension.")
 // clang-format on
 
 // An element is part of its own and all later sums, so its gradient is the sum of their gradients: a running sum from

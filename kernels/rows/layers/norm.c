@@ -49,13 +49,15 @@ static ms_status log_softmax_backward(ms_backward_call *b)
     "[3,4] i=1; [3,4] i=0; [2,3,4] i=1; [2,3,4] i=-1; [5] i=0; [] i=0; [3,0] i=1; [0,3] i=1; [2,70] i=1; [3,300] i=1"
 
 static const ms_op op_softmax =
-    MS_ROW("softmax", 1, 1, .takes = "dim=-1", .doc = "e^t / sum(e^t) along a dimension.", .flags = MS_OP_WIDE,
-           .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_softmax }, .backward = softmax_backward,
-           .samples = SOFTMAX_SAMPLES);
+    MS_ROW("softmax", 1, 1, .takes = "dim=-1",
+           .doc = "Exponentials that add up to 1 along a dimension: `e^t / sum(e^t)`.",
+           .flags = MS_OP_WIDE | MS_OP_METHOD, .save_out = 1, .check = softmax_check,
+           .run = { [MS_CPU] = ms__cpu_softmax }, .backward = softmax_backward, .samples = SOFTMAX_SAMPLES);
 static const ms_op op_log_softmax =
-    MS_ROW("log_softmax", 1, 1, .takes = "dim=-1", .doc = "log(softmax(t)) along a dimension.", .flags = MS_OP_WIDE,
-           .save_out = 1, .check = softmax_check, .run = { [MS_CPU] = ms__cpu_log_softmax },
-           .backward = log_softmax_backward, .samples = SOFTMAX_SAMPLES);
+    MS_ROW("log_softmax", 1, 1, .takes = "dim=-1",
+           .doc = "The logarithm of softmax along a dimension, computed without overflow.",
+           .flags = MS_OP_WIDE | MS_OP_METHOD, .save_out = 1, .check = softmax_check,
+           .run = { [MS_CPU] = ms__cpu_log_softmax }, .backward = log_softmax_backward, .samples = SOFTMAX_SAMPLES);
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 

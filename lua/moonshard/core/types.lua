@@ -82,62 +82,6 @@ function Tensor:expand_as(u) end
 
 -- ---- reductions ---------------------------------------------------------------------------------------
 
---- Sum over dimensions. Integers and bools add up to int64.
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function Tensor:sum(d, opts) end
-
---- Mean over dimensions. Errors: a dtype that is not floating point.
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function Tensor:mean(d, opts) end
-
---- Product over dimensions. Integers and bools multiply to int64.
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function Tensor:prod(d, opts) end
-
---- Whether all elements are true (not 0).
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor  bool
-function Tensor:all(d, opts) end
-
---- Whether at least one element is true (not 0).
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor  bool
-function Tensor:any(d, opts) end
-
---- The largest elements along dimensions. Elements that are equally large share the gradient.
----@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function Tensor:amax(d, opts) end
-
---- The smallest elements along dimensions. Elements that are equally small share the gradient.
----@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
----@return Tensor
-function Tensor:amin(d, opts) end
-
---- Variance over dimensions: the sum of the squared distances from the mean, divided by n - correction.
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean, correction: number }
----   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)
----@return Tensor
-function Tensor:var(d, opts) end
-
---- Standard deviation over dimensions, the square root of var.
----@param d? integer|integer[]  dimensions to reduce (default: all)
----@param opts? { keepdim: boolean, correction: number }
----   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)
----@return Tensor
-function Tensor:std(d, opts) end
-
 --- The largest element; with d, the largest elements along d and their positions. With a tensor in place of d, the
 --- same as maximum.
 ---@param d? integer  from 1, negative from the end (default: all elements)
@@ -166,45 +110,20 @@ function Tensor:argmax(d, opts) end
 ---@return Tensor  int64, from 0
 function Tensor:argmin(d, opts) end
 
---- Exponentials that add up to 1 along d: `e^t / sum(e^t)`.
----@param d? integer  from 1; negative from the end (default: -1)
----@return Tensor
-function Tensor:softmax(d) end
-
---- The logarithm of softmax along d, computed without overflow.
----@param d? integer  from 1; negative from the end (default: -1)
----@return Tensor
-function Tensor:log_softmax(d) end
-
 --- div by its other name: t / u, element by element. Integers give the default dtype.
 ---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:true_divide(u) end
-
---- Running sums along d.
----@param d? integer  from 1; negative from the end (default: -1)
----@return Tensor
-function Tensor:cumsum(d) end
 
 --- cumsum in place.
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor self
 function Tensor:cumsum_(d) end
 
---- Running products along d.
----@param d? integer  from 1; negative from the end (default: -1)
----@return Tensor  int64 for integers and bools
-function Tensor:cumprod(d) end
-
 --- cumprod in place.
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor self
 function Tensor:cumprod_(d) end
-
---- `log(cumsum(exp(t)))` along d, computed without overflow.
----@param d? integer  from 1; negative from the end (default: -1)
----@return Tensor
-function Tensor:logcumsumexp(d) end
 
 --- The largest element so far, along d; of equal ones, the last.
 ---@param d? integer  from 1; negative from the end (default: -1)

@@ -10,7 +10,7 @@ local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
-require "moonshard.tensor.reduce"
+require "moonshard.tensor.summaries"
 
 local op, a_in, a_f, args = engine.op, engine.a_in, engine.a_f, engine.args
 local methods, id_of, is_tensor = tensor.methods, tensor.id_of, tensor.is_tensor

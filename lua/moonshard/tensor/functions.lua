@@ -193,47 +193,6 @@ function methods.lerp_(t, u, weight)
   return t
 end
 
-local VALUE = { value = 1 }
-local function of_three(number, who, t, a, b, given)
-  local value = given ~= nil and opts(who, given, VALUE).value or 1
-  args.n_in, args.n_i, args.n_f = 3, 0, 1
-  a_in[0], a_in[1], a_in[2] = id_of(t, who), id_of(a, who, "first factor"), id_of(b, who, "second factor")
-  a_f[0] = value
-  return tensor.call(number, t, a, b)
-end
-
-local ADDCMUL, ADDCMUL_, ADDCDIV, ADDCDIV_ = op "addcmul", op "addcmul_", op "addcdiv", op "addcdiv_"
---- t + value * a * b, element by element; all three broadcast. Errors: different dtypes.
----@param a Tensor  of t's dtype
----@param b Tensor  of t's dtype
----@param given? { value: number }  value: the factor (default: 1)
----@return Tensor
-function methods.addcmul(t, a, b, given) return wrap(of_three(ADDCMUL, "addcmul", t, a, b, given)) end
---- addcmul in place.
----@param a Tensor  broadcasts to t's shape
----@param b Tensor  broadcasts to t's shape
----@param given? { value: number }  value: the factor (default: 1)
----@return Tensor self
-function methods.addcmul_(t, a, b, given)
-  of_three(ADDCMUL_, "addcmul_", t, a, b, given)
-  return t
-end
---- t + value * a / b, element by element; all three broadcast. Errors: different dtypes, or integers.
----@param a Tensor  of t's dtype
----@param b Tensor  of t's dtype
----@param given? { value: number }  value: the factor (default: 1)
----@return Tensor
-function methods.addcdiv(t, a, b, given) return wrap(of_three(ADDCDIV, "addcdiv", t, a, b, given)) end
---- addcdiv in place.
----@param a Tensor  broadcasts to t's shape
----@param b Tensor  broadcasts to t's shape
----@param given? { value: number }  value: the factor (default: 1)
----@return Tensor self
-function methods.addcdiv_(t, a, b, given)
-  of_three(ADDCDIV_, "addcdiv_", t, a, b, given)
-  return t
-end
-
 -- ---- isclose and nan_to_num -----------------------------------------------------------------------
 
 local CLOSE = { rtol = opts.option(opts.number_from(0), 1e-5), atol = opts.option(opts.number_from(0), 1e-8),

@@ -7,6 +7,7 @@ local opts = require "moonshard.core.opts"
 local create = require "moonshard.tensor.create"
 local inner_tensors = require "moonshard.tensor.inner"
 local scope = require "moonshard.tensor.scope"
+local rows = require "moonshard.tensor.rows"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.core.dtypes"
 
@@ -18,7 +19,7 @@ local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, t
 local fixed, type = opts.fixed, type
 
 -- activations: the methods that nn.F also offers as functions, by name
-local M = { activations = {} }
+local M = { activations = rows.activations }
 
 local function bad_operand(who, x)
   opts.wrong(x, "a tensor or a number", "%s: operand", who)
@@ -229,7 +230,7 @@ end
 for number = 0, lib.ms_op_count() - 1 do
   local row = lib.ms_op_at(number)
   local flags, name = row.flags, engine.ffi.string(row.name)
-  if bit_and(flags, E.MS_OP_METHOD) ~= 0 then
+  if bit_and(flags, E.MS_OP_METHOD) ~= 0 and not rows.made[name] then
     if row.inputs == 2 then
       binary(name, number)
       if IN_PLACE[name] then binary_in_place(name) end
@@ -391,7 +392,7 @@ end
 
 -- ---- filling, copying, casting ----------------------------------------------------------------------
 
-local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
+local FILL_ = op "fill_"
 
 --- Sets every element to v, cast to t's dtype.
 ---@param v number|boolean|Tensor  a tensor must have one element
@@ -406,26 +407,7 @@ function methods.fill_(t, v)
   return t
 end
 
---- Sets every element to 0.
----@return Tensor self
-function methods.zero_(t)
-  call1(ZERO_, t, "zero_")
-  return t
-end
-
---- Copies src into t, converted to t's dtype, also between devices. Errors: a shape that does not broadcast to t's
---- shape.
----@param src Tensor  broadcasts to t's shape; of any dtype and device
----@return Tensor self
-function methods.copy_(t, src)
-  call2(COPY_, t, src, "copy_")
-  return t
-end
-
-local CLONE, CONTIGUOUS = op "clone", op "contiguous"
---- A copy with its own storage; gradients flow through it.
----@return Tensor
-function methods.clone(t) return wrap(call1(CLONE, t, "clone")) end
+local CONTIGUOUS = op "contiguous"
 --- t with its elements row by row in memory: t itself if it is contiguous, otherwise a copy.
 ---@return Tensor
 function methods.contiguous(t)
@@ -574,7 +556,7 @@ function methods.allclose(t, u, given)
   return truth(tensor.call(ALLCLOSE, t, u))
 end
 
-opts.fix(methods, { "pow_", "clamp", "clamp_", "matmul", "masked_fill", "fill_", "zero_", "copy_", "clone",
+opts.fix(methods, { "pow_", "clamp", "clamp_", "matmul", "masked_fill", "fill_",
   "contiguous", "cpu", "cuda", "equal" })
 opts.fix(M, { "where" })
 methods.mm, methods.bmm = methods.matmul, methods.matmul

@@ -5,6 +5,7 @@ local errors = require "moonshard.core.errors"
 local create = require "moonshard.tensor.create"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local whole = require "moonshard.tensor.rows".whole
 
 local op, a_in, a_i, args = engine.op, engine.a_in, engine.a_i, engine.args
 local methods, getters = tensor.methods, tensor.getters
@@ -16,14 +17,6 @@ local new_table = require "table.new"
 local a_tensor = tensor.a_tensor
 
 local M = {}
-
-local function whole(v, who, what)
-  opts.expect(v, opts.whole, "%s: %s", who, what)
-  -- The engine's integers are int64: larger numbers would wrap around.
-  if v >= 2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: %s", who, what) end
-  if v < -2 ^ 63 then opts.wrong(v, "a whole number from -2^63", "%s: %s", who, what) end
-  return v
-end
 
 --- Writes sizes, given as numbers or one table, to engine.a_i, from index `at` on.
 ---@return integer n
@@ -372,22 +365,6 @@ end
 function methods.tile(t, ...) return wrap(call1_with(TILE, t, "tile", sizes("tile", 0, ...))) end
 methods["repeat"] = methods.tile
 
-local TRIL, TRIU = op "tril", op "triu"
---- The lower triangle of the last two dimensions; elements above it are 0.
----@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it, -1 the one below (default: 0)
----@return Tensor
-function methods.tril(t, k)
-  a_i[0] = whole(k or 0, "tril", "diagonal")
-  return wrap(call1_with(TRIL, t, "tril", 1))
-end
---- The upper triangle of the last two dimensions; elements below it are 0.
----@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below (default: 0)
----@return Tensor
-function methods.triu(t, k)
-  a_i[0] = whole(k or 0, "triu", "diagonal")
-  return wrap(call1_with(TRIU, t, "triu", 1))
-end
-
 -- ---- by index: ids inside tensors are 0-based -----------------------------------------------------
 
 local function with_index(number, who, t, d, idx, src)
@@ -398,7 +375,7 @@ local function with_index(number, who, t, d, idx, src)
   return tensor.call(number, t, idx, src)
 end
 
-local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gather", op "scatter_", op "scatter_add_"
+local INDEX_SELECT, SCATTER_ = op "index_select", op "scatter_"
 
 --- The elements of t along d at the positions in idx, in that order, copied. Errors: an id outside of 0 to size - 1.
 ---@param d integer  from 1; negative from the end
@@ -410,12 +387,6 @@ function methods.index_select(t, d, idx)
   end
   return wrap(with_index(INDEX_SELECT, "index_select", t, d, idx))
 end
-
---- Gathers along d: `out[i][j] = t[i][idx[i][j]]` for d = 2. Errors: an id outside of 0 to size - 1.
----@param d integer  from 1; negative from the end
----@param idx Tensor  int64, of as many dimensions as t; ids from 0
----@return Tensor  of idx's shape
-function methods.gather(t, d, idx) return wrap(with_index(GATHER, "gather", t, d, idx)) end
 
 --- Writes src along d at the positions in idx: `t[i][idx[i][j]] = src[i][j]` for d = 2. If a position occurs twice, one
 --- of the values remains. Errors: an id outside of 0 to size - 1.
@@ -433,17 +404,6 @@ function methods.scatter_(t, d, idx, src)
   return t
 end
 
---- Adds src along d at the positions in idx, also if a position occurs several times. Errors: an id outside of 0 to
---- size - 1.
----@param d integer  from 1; negative from the end
----@param idx Tensor  int64, of as many dimensions as t; ids from 0
----@param src Tensor  at least of idx's shape, of t's dtype
----@return Tensor self
-function methods.scatter_add_(t, d, idx, src)
-  with_index(SCATTER_ADD, "scatter_add_", t, d, idx, src)
-  return t
-end
-
 --- As scatter_, on a copy.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
@@ -452,8 +412,7 @@ end
 function methods.scatter(t, d, idx, src) return methods.scatter_(methods.clone(t), d, idx, src) end
 
 opts.fix(methods, { "flatten", "transpose", "t", "narrow", "select", "unfold", "unsqueeze", "split", "chunk",
-  "tril", "triu",
-  "index_select", "gather", "scatter_" })
+  "index_select", "scatter_" })
 opts.fix(M, { "cat", "stack" })
 
 return M

@@ -1,16 +1,95 @@
 -- SPDX-License-Identifier: MIT
---- Reductions, counts and differences that are made of other operators. Each runs in a scope, which releases its
---- intermediate results.
+--- Reductions that no row describes (tensor/rows.lua): extremes and their positions, norms, running extremes; and
+--- reductions, counts and differences that are made of other operators. Each of these runs in a scope, which releases
+--- its intermediate results.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local positions = require "moonshard.tensor.rows".positions
 local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
-require "moonshard.tensor.reduce"
 
+local op, a_i, a_f = engine.op, engine.a_i, engine.a_f
 local methods, id_of, dimension, a_tensor = tensor.methods, tensor.id_of, tensor.dimension, tensor.a_tensor
+local wrap, position, call1, call1_with = tensor.wrap, tensor.position, tensor.call1, tensor.call1_with
+
+local KEEPDIM = { keepdim = false }
+
+for _, name in ipairs { "max", "min" } do
+  local along, over_all = op(name), op(name .. "_all")
+  --- Without d, the largest (smallest) element; along d: values, indices (int64, from 0); for a tensor d, as maximum
+  --- (minimum).
+  methods[name] = function(t, d, given)
+    if given == nil and opts.is(d) then d, given = nil, d end
+    if d == nil then
+      if given ~= nil then opts(name .. " without a dimension", given, {}) end
+      return wrap(call1(over_all, t, name))
+    end
+    if tensor.is_tensor(d) then return methods[name == "max" and "maximum" or "minimum"](t, d) end
+    a_i[0], a_i[1] = position(d, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
+    local values = call1_with(along, t, name, 2)
+    local indices = engine.a_out[1]
+    return wrap(values), wrap(indices)
+  end
+end
+
+for _, name in ipairs { "argmax", "argmin" } do
+  local number = op(name)
+  methods[name] = function(t, d, given)
+    if given == nil and opts.is(d) then d, given = nil, d end
+    a_i[0], a_i[1] = position(d or -1, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
+    return wrap(call1_with(number, t, name, 2))
+  end
+end
+
+local NORM = op "norm"
+local NORM_OPTIONS = { keepdim = false, dim = opts.any, p = opts.any }
+--- The p-norm, `sum(|t|^p)^(1/p)`; p = math.huge gives the largest absolute value. Errors: a dtype that is not floating
+--- point.
+---@param p? number  the exponent (default: 2)
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param given? { keepdim: boolean, dim: integer|integer[], p: number }
+---   keepdim: leaves the dimensions with size 1; dim: d by name; p: p by name
+---@return Tensor
+function methods.norm(t, p, d, given)
+  if given == nil and opts.is(d) then d, given = nil, d end
+  if given == nil and opts.is(p) then p, given = nil, p end
+  local keepdim = false
+  if given ~= nil then
+    local o = opts("norm", given, NORM_OPTIONS)
+    keepdim = o.keepdim
+    if o.p ~= nil and p ~= nil or o.dim ~= nil and d ~= nil then
+      errors.raise("norm: %s is given by position and by name", o.p ~= nil and p ~= nil and "p" or "the dimension")
+    end
+    if o.p ~= nil then p = o.p end
+    if o.dim ~= nil then d = o.dim end
+  end
+  if p ~= nil then opts.expect(p, opts.number, "norm: p") end
+  a_i[0] = keepdim and 1 or 0
+  local n = positions(d, 1, "norm")
+  a_f[0] = p or 2
+  return wrap(call1_with(NORM, t, "norm", n, 1))
+end
+
+for _, name in ipairs { "cummax", "cummin" } do
+  local number = op(name)
+  methods[name] = opts.fixed(name, function(t, d)
+    a_i[0] = position(d or -1, name)
+    local values = call1_with(number, t, name, 1)
+    local indices = engine.a_out[1]
+    return wrap(values), wrap(indices)
+  end)
+end
+
+for _, name in ipairs { "cumsum", "cumprod" } do
+  local fn = methods[name]
+  methods[name .. "_"] = opts.fixed(name .. "_", function(t, d) return methods.copy_(t, fn(t, d)) end)
+end
+
+-- ---- made of other operators ----------------------------------------------------------------------
 
 --- Whether t's dtype is float32, float64, float16 or bfloat16.
 ---@return boolean

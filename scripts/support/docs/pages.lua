@@ -9,6 +9,7 @@ local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
 
 local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
+local made = require "moonshard.tensor.rows".made
 
 -- Names of the tensor methods that the operator table defines. functions: true for those that are differentiable
 -- functions of one tensor, with their in-place versions; false for all others.
@@ -18,7 +19,7 @@ local function listed(functions)
     local row = lib.ms_op_at(op)
     local name, flags = ffi.string(row.name), row.flags
     local is_function = row.inputs == 1 and bit.band(flags, ffi.C.MS_OP_DIFFERENTIABLE) ~= 0
-    if bit.band(flags, ffi.C.MS_OP_METHOD) ~= 0 and is_function == functions then
+    if bit.band(flags, ffi.C.MS_OP_METHOD) ~= 0 and is_function == functions and not made[name] then
       names[#names + 1] = name
       if is_function then names[#names + 1] = name .. "_" end
     end
