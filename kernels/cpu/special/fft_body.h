@@ -153,19 +153,13 @@ static inline __attribute__((always_inline)) R(place) R(element)(R(place) p, int
 {
     return (R(place)) { p.re + k * p.step, p.im ? p.im + k * p.step : NULL, p.step };
 }
-// `count` elements of p, then zeros.
-static inline __attribute__((always_inline)) void R(read_row)(REAL *restrict re, REAL *restrict im, R(place) p,
-                                                              int64_t count)
+static inline __attribute__((always_inline)) void R(read_row)(REAL *restrict re, REAL *restrict im, R(place) p)
 {
-    if (count == LANES && p.im == p.re + 1 && p.step == 2)
+    if (p.im == p.re + 1 && p.step == 2)
         VECTORIZED for (int q = 0; q < LANES; q++) re[q] = p.re[2 * q], im[q] = p.re[2 * q + 1];
-    else if (count == LANES && p.im && p.step == 1)
-        VECTORIZED for (int q = 0; q < LANES; q++) re[q] = p.re[q], im[q] = p.im[q];
-    else VECTORIZED for (int q = 0; q < LANES; q++)
-        {
-            re[q] = q < count ? p.re[q * p.step] : 0;
-            im[q] = q < count && p.im ? p.im[q * p.step] : 0;
-        }
+    else if (p.im && p.step == 1) VECTORIZED for (int q = 0; q < LANES; q++) re[q] = p.re[q], im[q] = p.im[q];
+    else
+        for (int q = 0; q < LANES; q++) re[q] = p.re[q * p.step], im[q] = p.im ? p.im[q * p.step] : 0;
 }
 static inline __attribute__((always_inline)) void R(write_row)(R(place) p, int64_t count, REAL scale,
                                                                const REAL *restrict re, const REAL *restrict im)
@@ -198,7 +192,7 @@ static MS_KERNEL void R(read_line)(R(pairs) to, const R(place) * line, int64_t n
 {
     R(place) p = *line;
     int64_t k = 0;
-    for (; k + LANES <= n; k += LANES) R(read_row)(to.re + k, to.im + k, R(element)(p, k), LANES);
+    for (; k + LANES <= n; k += LANES) R(read_row)(to.re + k, to.im + k, R(element)(p, k));
     for (; k < n; k++) to.re[k] = p.re[k * p.step], to.im[k] = p.im ? p.im[k * p.step] : 0;
 }
 static MS_KERNEL void R(write_line)(const R(place) * line, int64_t n, REAL scale, R(pairs) from)
@@ -217,7 +211,7 @@ static MS_KERNEL void R(read_columns)(const R(shared) * g, const R(place) * line
     R(place) p = *line;
     int64_t rows = g->columns.plan.n, columns = g->rows.plan.n;
     for (int64_t k = 0; k < rows; k++)
-        R(read_row)(to.re + k * LANES, to.im + k * LANES, R(element)(p, k * columns + first), LANES);
+        R(read_row)(to.re + k * LANES, to.im + k * LANES, R(element)(p, k * columns + first));
 }
 // Multiplies a block of columns by roots and transposes it: rows of the result are lanes of the next transforms.
 static MS_KERNEL void R(turn_columns)(const R(shared) * g, R(pairs) from, int64_t block, R(pairs) to)
@@ -370,35 +364,33 @@ static MS_KERNEL void R(unfold)(const fft_call *f, R(pairs) halves, int64_t lane
 
 // ---- lines ----
 
-// Line `number` of t and the next ones.
-static void R(lines_of)(const fft_call *f, const ms_tensor *t, bool complex, int64_t number, int64_t count,
-                        R(place) * to)
+// Line `number` of t, and `count` - 1 lines after it at a distance.
+typedef struct {
+    R(place) first;
+    int64_t count, distance;
+} R(lines);
+static R(lines) R(lines_of)(const fft_call *f, const ms_tensor *t, bool complex, int64_t number)
 {
+    REAL *at = (REAL *)ms__data(t);
     int last = t->ndim - 1 - complex, inner = last - (last == f->d);
-    int64_t step = t->stride[f->d], apart = inner < 0 ? 0 : t->stride[inner], at = 0, left = 0;
-    for (int64_t q = 0; q < count; q++, at += apart, left--) {
-        if (left == 0) {
-            int64_t rest = number + q;
-            at = 0;
-            left = inner < 0 ? 1 : t->shape[inner] - rest % t->shape[inner];
-            for (int k = last; k >= 0; k--) {
-                if (k == f->d) continue;
-                at += rest % t->shape[k] * t->stride[k];
-                rest /= t->shape[k];
-            }
-        }
-        REAL *x = (REAL *)ms__data(t) + at;
-        if (complex) to[q] = (R(place)) { x, x + t->stride[t->ndim - 1], step };
-        else to[q] = f->n % 2 ? (R(place)) { x, NULL, step } : (R(place)) { x, x + step, 2 * step };
+    R(lines) l = { .count = 1 };
+    if (inner >= 0) l.count = t->shape[inner] - number % t->shape[inner], l.distance = t->stride[inner];
+    for (int k = last; k >= 0; k--) {
+        if (k == f->d) continue;
+        at += number % t->shape[k] * t->stride[k];
+        number /= t->shape[k];
     }
+    int64_t step = t->stride[f->d];
+    if (complex) l.first = (R(place)) { at, at + t->stride[t->ndim - 1], step };
+    else l.first = f->n % 2 ? (R(place)) { at, NULL, step } : (R(place)) { at, at + step, 2 * step };
+    return l;
 }
 
 static void R(one_line)(const R(shared) * g, const R(work) * w, int64_t number)
 {
     const fft_call *f = g->f;
-    R(place) from, to, line = R(line_in)(w->line);
-    R(lines_of)(f, f->x, f->what != REAL_TO_HALF, number, 1, &from);
-    R(lines_of)(f, f->o, f->what != HALF_TO_REAL, number, 1, &to);
+    R(place) from = R(lines_of)(f, f->x, f->what != REAL_TO_HALF, number).first;
+    R(place) to = R(lines_of)(f, f->o, f->what != HALF_TO_REAL, number).first, line = R(line_in)(w->line);
     REAL scale = (REAL)f->scale;
     if (f->what == COMPLEX) R(transform_line)(g, w, &from, &to, scale);
     else if (f->what == REAL_TO_HALF) {
@@ -412,24 +404,16 @@ static void R(one_line)(const R(shared) * g, const R(work) * w, int64_t number)
     }
 }
 
-// Whether lines are at equal distances; *distance is that.
-static bool R(are_even)(const R(place) * p, int64_t count, int64_t *distance)
+// Reads n elements of each line into lanes. Of contiguous lines, half a square of complex numbers is transposed at a
+// time.
+static MS_KERNEL void R(read_lanes)(const R(lines) * l, int64_t n, R(pairs) to)
 {
-    *distance = count > 1 ? p[1].re - p[0].re : 1;
-    for (int64_t q = 1; q < count; q++)
-        if (p[q].re - p[0].re != q * *distance) return false;
-    return true;
-}
-// Reads n elements of `count` lines into lanes; the other lanes become zeros. Of lines that are contiguous, half a
-// square of complex numbers is transposed at a time.
-static MS_KERNEL void R(read_lanes)(int64_t n, int64_t count, const R(place) * p, R(pairs) to)
-{
-    int64_t k = 0, distance, half = LANES / 2;
-    bool even = R(are_even)(p, count, &distance);
-    if (even && count == LANES && p->im == p->re + 1 && p->step == 2)
+    R(place) p = l->first;
+    int64_t k = 0, half = LANES / 2;
+    if (l->count == LANES && p.im == p.re + 1 && p.step == 2)
         for (; k + half <= n; k += half) {
             REAL square[LANES * LANES];
-            R(turn)(p->re + 2 * k, distance, square, LANES);
+            R(turn)(p.re + 2 * k, l->distance, square, LANES);
             for (int64_t i = 0; i < half; i++) VECTORIZED for (int q = 0; q < LANES; q++)
                 {
                     to.re[(k + i) * LANES + q] = square[2 * i * LANES + q];
@@ -437,22 +421,22 @@ static MS_KERNEL void R(read_lanes)(int64_t n, int64_t count, const R(place) * p
                 }
         }
     for (; k < n; k++) {
+        R(place) row = R(element)(p, k);
         REAL *re = to.re + k * LANES, *im = to.im + k * LANES;
-        R(place) row = R(element)(*p, k);
-        row.step = distance;
-        if (even) R(read_row)(re, im, row, count);
+        row.step = l->distance;
+        if (l->count == LANES) R(read_row)(re, im, row);
         else
-            for (int64_t q = 0; q < LANES; q++) {
-                re[q] = q < count ? p[q].re[k * p->step] : 0;
-                im[q] = q < count && p->im ? p[q].im[k * p->step] : 0;
+            for (int64_t q = 0; q < l->count; q++) {
+                re[q] = row.re[q * row.step];
+                im[q] = row.im ? row.im[q * row.step] : 0;
             }
     }
 }
-static MS_KERNEL void R(write_lanes)(int64_t n, int64_t count, const R(place) * p, REAL scale, R(pairs) from)
+static MS_KERNEL void R(write_lanes)(const R(lines) * l, int64_t n, REAL scale, R(pairs) from)
 {
-    int64_t k = 0, distance, half = LANES / 2;
-    bool even = R(are_even)(p, count, &distance);
-    if (even && count == LANES && p->im == p->re + 1 && p->step == 2)
+    R(place) p = l->first;
+    int64_t k = 0, half = LANES / 2;
+    if (l->count == LANES && p.im == p.re + 1 && p.step == 2)
         for (; k + half <= n; k += half) {
             REAL square[LANES * LANES];
             for (int64_t i = 0; i < half; i++) VECTORIZED for (int q = 0; q < LANES; q++)
@@ -460,46 +444,49 @@ static MS_KERNEL void R(write_lanes)(int64_t n, int64_t count, const R(place) * 
                     square[2 * i * LANES + q] = scale * from.re[(k + i) * LANES + q];
                     square[(2 * i + 1) * LANES + q] = scale * from.im[(k + i) * LANES + q];
                 }
-            R(turn)(square, LANES, p->re + 2 * k, distance);
+            R(turn)(square, LANES, p.re + 2 * k, l->distance);
         }
     for (; k < n; k++) {
-        const REAL *re = from.re + k * LANES, *im = from.im + k * LANES;
-        R(place) row = R(element)(*p, k);
-        row.step = distance;
-        if (even) R(write_row)(row, count, scale, re, im);
-        else
-            for (int64_t q = 0; q < count; q++) {
-                p[q].re[k * p->step] = scale * re[q];
-                if (p->im) p[q].im[k * p->step] = scale * im[q];
-            }
+        R(place) row = R(element)(p, k);
+        row.step = l->distance;
+        R(write_row)(row, l->count, scale, from.re + k * LANES, from.im + k * LANES);
     }
 }
+// Lines that are not at equal distances are read and written in parts. Lanes without a line transform zeros.
 static void R(lines_as_lanes)(const R(shared) * g, const R(work) * w, int64_t first, int64_t count)
 {
     const fft_call *f = g->f;
-    R(place) from[LANES], to[LANES];
-    R(lines_of)(f, f->x, f->what != REAL_TO_HALF, first, count, from);
-    R(lines_of)(f, f->o, f->what != HALF_TO_REAL, first, count, to);
-    R(pairs) a = w->a, b = w->b;
-    if (f->what == HALF_TO_REAL) {
-        R(read_lanes)(f->n / 2 + 1, count, from, b);
-        R(unfold)(f, g->halves, LANES, a, b);
-    } else R(read_lanes)(g->n, count, from, a);
+    int64_t half = f->n / 2 + 1, stored = f->what == HALF_TO_REAL ? half : g->n;
+    R(pairs) a = w->a, b = w->b, read = f->what == HALF_TO_REAL ? b : a;
+    for (int64_t i = 0; count < LANES && i < stored * LANES; i++) read.re[i] = read.im[i] = 0;
+    for (int64_t q = 0; q < count;) {
+        R(lines) l = R(lines_of)(f, f->x, f->what != REAL_TO_HALF, first + q);
+        if (l.count > count - q) l.count = count - q;
+        R(read_lanes)(&l, stored, (R(pairs)) { read.re + q, read.im + q });
+        q += l.count;
+    }
+    if (f->what == HALF_TO_REAL) R(unfold)(f, g->halves, LANES, a, b);
     R(pairs) r = R(transform_lanes)(&g->whole, g->sign, a, b);
     if (f->what == REAL_TO_HALF) {
         R(pairs) x = r.re == a.re ? b : a;
         R(fold)(f, g->halves, LANES, x, r);
-        R(write_lanes)(f->n / 2 + 1, count, to, (REAL)f->scale, x);
-    } else R(write_lanes)(g->n, count, to, (REAL)f->scale, r);
+        r = x;
+    }
+    for (int64_t q = 0; q < count;) {
+        R(lines) l = R(lines_of)(f, f->o, f->what != HALF_TO_REAL, first + q);
+        if (l.count > count - q) l.count = count - q;
+        R(write_lanes)(&l, f->what == REAL_TO_HALF ? half : g->n, (REAL)f->scale, (R(pairs)) { r.re + q, r.im + q });
+        q += l.count;
+    }
 }
 
 // ---- memory ----
 
-// Two arrays of n elements from base[*used] on; base: NULL to count. Arrays of a power of two would have the same
-// element of all in one set of the cache.
+// Two arrays of n elements from base[*used] on; base: NULL to count. Arrays of a power of two alone would have the same
+// element of all in one set of the cache, and loads would wait for stores to equal low bits of an address.
 static R(pairs) R(take)(REAL *base, int64_t *used, int64_t n)
 {
-    int64_t each = padded(n) + LANES, at = *used;
+    int64_t each = padded(n) + 17 * LANES, at = *used;
     *used += 2 * each;
     return base ? (R(pairs)) { base + at, base + at + each } : (R(pairs)) { NULL, NULL };
 }
