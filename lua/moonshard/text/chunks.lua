@@ -9,7 +9,7 @@ local ffi = require("moonshard.core.ffi").ffi
 local abs, band, bxor, rol, rshift = math.abs, bit.band, bit.bxor, bit.rol, bit.rshift
 
 local SPACE = 32
-local LONGEST = 256                                     -- bytes of a chunk that is remembered
+local LONGEST = 255                                     -- bytes of a chunk that is remembered, also normalized
 local MOST = 2 ^ 18                                     -- slots of a memory, half of which are used
 
 local M = {}
@@ -19,7 +19,7 @@ local M = {}
 -- A hash table of chunks by their bytes, without strings of Lua. A slot's data are in `words`, from `at` on: the chunk's
 -- bytes, its ids, and the scores of its steps, of both a multiple of 4: a loop of LuaJIT's costs more than three additions.
 -- texts: the normalized chunk by `at`, if its ids can depend on what is before it.
-local SLOTS = ffi.typeof "struct { int32_t hash, at; uint16_t size, n, steps; float gap; } [?]"
+local SLOTS = ffi.typeof "struct { int32_t hash, at; float gap; uint8_t size, n, steps, chars; } [?]"
 local WORDS, float_p, byte_p = ffi.typeof "int32_t[?]", ffi.typeof "float *",
   ffi.typeof "const uint8_t *"
 
@@ -76,6 +76,7 @@ local function remember(self, bytes, from, size, hash, ids, text)
     self.words = words
   end
   slot.hash, slot.at, slot.size, slot.n, slot.steps = hash, self.at, size, ids.n, #steps
+  slot.chars = #text:gsub("[\128-\191]", "")
   slot.gap, self.texts[self.at] = ids.gap or math.huge, ids.gap and text
   local at = self.words + self.at
   ffi.copy(at, bytes + from, size)
@@ -140,8 +141,8 @@ local function add_known(list, memory, bytes, at, n, sum, reach)
       if slots[k].size == 0 then break end
     end
     local slot = slots[k]
-    -- As Unigram:remember says: each of the bytes may have rounded both sums by 2^-24 of them.
-    if slot.gap <= size * 2 ^ -23 * (size * reach + abs(sum)) then
+    -- As Unigram:remember says: each of the characters may have rounded both sums by 2^-24 of them.
+    if slot.gap <= slot.chars * 2 ^ -23 * (slot.chars * reach + abs(sum)) then
       text = memory.texts[slot.at]
       break
     end
@@ -177,10 +178,12 @@ function Chunks:add(list, s, defined)
   -- pending: what is normalized and not encoded yet, because the next chunk might continue it.
   local pending, is_space, seen, sum = "", o.squeezes, false, 0
   while at < n do
-    local inside, stop, hash, new = pending == "" and seen, at, nil, nil
+    -- A text's first chunk is remembered, too, if it begins without a space, as no other does.
+    local inside, stop, hash, new = pending == "" and (seen or at == 0 and bytes[0] ~= SPACE), at, nil, nil
     if inside then
       at, stop, hash, sum, new = add_known(list, self._memory, bytes, at, n, sum, model.reach)
       if at == n then break end
+      if at > 0 or new then is_space, seen = false, true end
     else
       while stop < n and bytes[stop] == SPACE do stop = stop + 1 end
       while stop < n and bytes[stop] ~= SPACE do stop = stop + 1 end
@@ -209,7 +212,7 @@ function Chunks:add(list, s, defined)
       end
       if pending ~= "" or not begins or new:sub(-#sign) == sign then
         pending = pending .. new
-      elseif inside and stop - at <= LONGEST then
+      elseif inside and stop - at <= LONGEST and #new <= LONGEST then
         self._memory = remember(self._memory, bytes, at, stop - at, hash, model:remember(new), new)
         stop = at                                       -- once more: now it is known
       else

@@ -155,8 +155,8 @@ end
 function Unigram:defined(size, sum) return single(sum + size * self._top - 0.1) end
 
 --- The tokens of a word in a text, and what tells whether they are the same after any sum of scores: sums that were
---- compared on the way differ by `gap` at least. `steps`: the scores of the way's steps. Each byte adds at most self.reach
---- to a sum.
+--- compared on the way differ by `gap` at least. `steps`: the scores of the way's steps. Each character adds at most
+--- self.reach to a sum.
 ---@param word string
 ---@return integer[]
 function Unigram:remember(word)
