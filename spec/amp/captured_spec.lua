@@ -226,7 +226,7 @@ describe("a captured step with a gradient scaler on the emulated GPU #cuda #time
   -- Runs a script on an emulated GPU whose stream can be kept busy; returns what it prints.
   local function printed(script, env)
     env = env or {}
-    env.MOONSHARD_CUDA = "emulated"
+    env.MOONSHARD_CUDA = process.gpu
     local done = process.script([[
       local ms = require "moonshard"
       local nn, optim = ms.nn, ms.optim

@@ -141,7 +141,7 @@ describe("a captured step on a GPU #cuda", function()
         end
       end)
     ]])
-    env.MOONSHARD_CUDA = "emulated"
+    env.MOONSHARD_CUDA = process.gpu
     local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
       { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
     local code = child:wait(60)

@@ -18,7 +18,7 @@ end
 --- Runs a script on the emulated GPU in a process of its own; returns its output and errors. In the script, `standin`
 --- is the stand-in's library, which counts its calls.
 local function script(source, env)
-  local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUBLAS = "on", LD_LIBRARY_PATH = build .. "/standin" }
+  local given = { MOONSHARD_CUDA = process.gpu, MOONSHARD_CUBLAS = "on", LD_LIBRARY_PATH = build .. "/standin" }
   for name, value in pairs(env or {}) do given[name] = value end
   local job = process.script(([[
     local ms, ffi = require "moonshard", require "ffi"

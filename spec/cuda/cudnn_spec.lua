@@ -76,7 +76,7 @@ describe("attention by the stand-in for cuDNN", function()
   --- What a script prints on the emulated GPU, with `attend`, the stand-in's counts and `plant`.
   local function script(source, env)
     if not lfs.attributes(library) then return nil end
-    local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDNN = "on", LD_LIBRARY_PATH = build .. "/standin" }
+    local given = { MOONSHARD_CUDA = process.gpu, MOONSHARD_CUDNN = "on", LD_LIBRARY_PATH = build .. "/standin" }
     for name, value in pairs(env or {}) do given[name] = value end
     local job = process.script(([[
       local ms, ffi = require "moonshard", require "ffi"

@@ -129,6 +129,14 @@ describe("attention in tiles", function()
     { 1, 2, 1, 70, 40, 64, { is_causal = true, causal_offset = -30 } },
     { 1, 2, 1, 3, 40, 8, { is_causal = true, causal_offset = -3 } },
     { 1, 2, 1, 3, 40, 8, { is_causal = true, causal_offset = 500, window = 9 } },
+    -- Edges of windows, and tiles that attend to nothing, in each instance of the kernels: narrow and wide, altered or
+    -- not.
+    { 1, 2, 1, 100, 100, 96, { is_causal = true, window = 40 } },
+    { 1, 2, 1, 100, 100, 64, { is_causal = true, window = 40, softcap = 1 } },
+    { 1, 2, 1, 70, 9, 8, { is_causal = true, causal_offset = -70 } },
+    { 1, 2, 1, 70, 9, 8, { is_causal = true, causal_offset = -70, softcap = 1 } },
+    { 1, 2, 1, 70, 9, 96, { is_causal = true, causal_offset = -70 } },
+    { 1, 2, 1, 70, 9, 96, { is_causal = true, causal_offset = -70, softcap = 1 } },
   } do
     local B, H, K, T, S, D, options = unpack(case)
     local names = {}

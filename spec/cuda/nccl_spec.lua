@@ -17,7 +17,7 @@ end
 
 --- Runs a job over NCCL's stand-in. given: further variables, such as MOONSHARD_NCCL_STANDIN for its faults.
 local function job(n, script, given)
-  local env = { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl" }
+  local env = { MOONSHARD_CUDA = process.gpu, MOONSHARD_BACKEND = "nccl" }
   for name, value in pairs(given or {}) do env[name] = value end
   return ranks.run(n, script, { env = env, timeout = 60 * process.patience })
 end
@@ -118,7 +118,7 @@ end)
 
 -- ---- groups and numbers ---------------------------------------------------------------------------
 
-ranks.describe(4, "backend nccl over 4 ranks #cuda", { env = { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl" } },
+ranks.describe(4, "backend nccl over 4 ranks #cuda", { env = { MOONSHARD_CUDA = process.gpu, MOONSHARD_BACKEND = "nccl" } },
   function(rank, world)
     local ms, dist
     if rank then

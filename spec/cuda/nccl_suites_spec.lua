@@ -32,7 +32,7 @@ describe("backend nccl #cuda", function()
   for _, suite in ipairs(suites) do
     it("passes " .. suite[1], function()
       if not built then return pending "this build has no emulated GPU: there is no g++" end
-      run_suite(suite[1], { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl", MOONSHARD_CUDA_DEVICES = "1",
+      run_suite(suite[1], { MOONSHARD_CUDA = process.gpu, MOONSHARD_BACKEND = "nccl", MOONSHARD_CUDA_DEVICES = "1",
         MOONSHARD_SPEC_DEVICE = suite.device }, suite.filter, suite.without)
     end)
   end

@@ -52,7 +52,7 @@ for _, suite in ipairs(suites) do
   describe(("ranks of a node that %s #cuda"):format(WAYS[suite.share] or "map memory of GPUs"), function()
     it("pass " .. suite[1], function()
       if not built then return pending "this build has no emulated GPU: there is no g++" end
-      run_suite(suite[1], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_SHARE = suite.share,
+      run_suite(suite[1], { MOONSHARD_CUDA = process.gpu, MOONSHARD_CUDA_SHARE = suite.share,
         MOONSHARD_SPEC_DEVICE = suite.device }, suite.filter, suite.without)
     end)
   end)

@@ -34,7 +34,7 @@ local KINDS = {
 
 --- The output and the messages of a training.
 local function trained(kind, emulator)
-  local job = process.script(SCRIPT:format(KINDS[kind]), { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = emulator or "" })
+  local job = process.script(SCRIPT:format(KINDS[kind]), { MOONSHARD_CUDA = process.gpu, MOONSHARD_EMULATOR = emulator or "" })
   assert.are.equal(0, job.code, job.stderr)
   assert.matches("\ncpu\t", job.stdout)
   return job.stdout, job.stderr

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The checks of translated kernels (MOONSHARD_CUDA=ptx, MOONSHARD_EMULATOR=check): each finds a fault that is planted
---- into a kernel's PTX, and nothing in the kernel as it is.
+--- The checks of translated kernels (MOONSHARD_CUDA=ptx, MOONSHARD_EMULATOR=check,compare): each finds a fault that is
+--- planted into a kernel's PTX, and nothing in the kernel as it is.
 local process = require "spec.support.process"
 local planted = require "spec.support.cuda.ptx.planted"
 
@@ -19,7 +19,7 @@ local EMPTY = "local _ = ms.ones(1):to 'cuda' print(ms.empty({ 60, 100 }, { devi
 
 local function run(source, folder, log)
   local env = process.crash_env {}
-  env.MOONSHARD_CUDA, env.MOONSHARD_EMULATOR = "ptx", "check"
+  env.MOONSHARD_CUDA, env.MOONSHARD_EMULATOR = "ptx", "check,compare"
   env.MOONSHARD_PTX_FOLDER, env.MOONSHARD_PTX_LAUNCHED = folder, log
   return process.script("local ms = require 'moonshard'\n" .. source, env)
 end
@@ -96,6 +96,8 @@ describe("the checks of translated kernels find #cuda", function()
       "a GPU would hang" },
     { "a shuffle that some lanes skip", SUM, "", replace("(shfl%.sync[^;]*;)", skip), "lane %d does not take part" },
     { "a product that some lanes skip", FLASH, "flash", replace("(mma%.sync[^;]*;)", skip), "lane %d does not take part" },
+    { "a result that is not that of g++'s kernel", COPY, "", replace("st%.global[^;]*;", ""),
+      "leaves %x+ at byte %d+ of an allocation of %d+, g%+%+'s kernel %x+" },
     { "too many registers", SUM, "", nil, "threads of 260 registers, sm_80 has 65536", function(rest)
       return (rest:gsub("^(%S+ %d+) %d+ %d+ %d+", "%1 0 260 260"))
     end },

@@ -50,7 +50,7 @@ describe("the translated kernels #cuda", function()
     ]]):format(process.root, process.root))
     f:close()
     local texts = {}
-    for k, mode in ipairs { "emulated", "ptx", "ptx MOONSHARD_EMULATOR=check,seed:5" } do
+    for k, mode in ipairs { "emulated", "ptx", "ptx MOONSHARD_EMULATOR=check,compare,seed:5" } do
       local p = assert(io.popen(("MOONSHARD_PTX_LAUNCHED=%s.log MOONSHARD_CUDA=%s luajit %s 2>&1"):format(script, mode, script)))
       texts[k] = p:read "*a"
       p:close()

@@ -4,7 +4,7 @@ local process = require "spec.support.process"
 
 --- Runs a script; returns its output. `MiB(n)` makes a tensor of n MiB, `at` its address, `reserved()` is in MiB.
 local function run(source, env)
-  local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = "chunks" }
+  local given = { MOONSHARD_CUDA = process.gpu, MOONSHARD_EMULATOR = "chunks" }
   for name, value in pairs(env or {}) do given[name] = value end
   local job = process.script([[
     local ms, ffi = require "moonshard", require "ffi"

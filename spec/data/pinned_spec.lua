@@ -13,7 +13,7 @@ local HEAD = [[
 
 --- Runs a script on the emulated GPU. By default its streams read pinned memory as late as they can.
 local function run(script, emulator)
-  local done = process.script(HEAD .. script, { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = emulator or "late" })
+  local done = process.script(HEAD .. script, { MOONSHARD_CUDA = process.gpu, MOONSHARD_EMULATOR = emulator or "late" })
   assert.are.equal(0, done.code, done.stderr)
   assert.are.equal("", done.stderr)
   return done.stdout

@@ -84,3 +84,17 @@ end
 if lfs.attributes(root .. "/spec/support/ranks.lua") then
   require "spec.support.ranks"
 end
+
+-- With MOONSHARD_PTX_LAUNCHED the file of launches names the tests, too (spec/support/cuda/ptx/mutants.lua).
+local launched = os.getenv "MOONSHARD_PTX_LAUNCHED"
+if launched then
+  local names = {}
+  busted.subscribe({ "describe", "start" }, function(element) names[#names + 1] = element.name return nil, true end)
+  busted.subscribe({ "describe", "end" }, function() names[#names] = nil return nil, true end)
+  busted.subscribe({ "test", "start" }, function(element)
+    local f = assert(io.open(launched, "a"))
+    f:write(("# %s %s\n"):format(table.concat(names, " "), element.name))
+    f:close()
+    return nil, true
+  end)
+end

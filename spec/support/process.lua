@@ -34,6 +34,8 @@ local function has_fma()
 end
 
 local process = {
+  -- MOONSHARD_CUDA of children that run the emulated GPU: its kernels are those of g++, or of nvcc (docs/launching.md).
+  gpu = os.getenv "MOONSHARD_CUDA" == "ptx" and "ptx" or "emulated",
   SIGINT = 2, SIGKILL = 9, SIGTERM = 15,
   -- Factor for every time limit in the specs. scripts/test sets it under sanitizers and valgrind, which slow everything
   -- down. Without fused multiply-adds the engine computes them in software, many times slower.

@@ -236,14 +236,13 @@ struct tile_rows {
     int64_t stride;
     int first, end, d;
 };
-// Writes a warp's 16 rows of results to `to`, through its own rows of a tile in shared memory. factor[0], factor[1]:
-// the factors of a lane's parts of rows lane / 4 and lane / 4 + 8.
+// Writes a warp's 16 rows of results to `to`, through its own rows of a tile in shared memory; the block has met since
+// the tile was read. factor[0], factor[1]: the factors of a lane's parts of rows lane / 4 and lane / 4 + 8.
 template <class H, int D>
 static __device__ inline void store_rows(const float (*o)[4], const float *factor, uint16_t *tile, int row,
                                          tile_rows to)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    __syncwarp();
     UNROLL
     for (int n = 0; n < D / 8; n++) {
         *(uint32_t *)(chunk_at<D>(tile, row + g, n) + 2 * t) = H::pack(o[n][0] * factor[0], o[n][1] * factor[0]);

@@ -12,9 +12,13 @@ namespace ms_shim
 
 // The kernels' PTX, translated to C, in place of the kernels (ptx/launcher.cpp); nullptr without MOONSHARD_CUDA=ptx.
 struct ptx_hooks {
-    // The translation of a kernel whose n parameters have these sizes. Ends the process if there is none.
+    // The translation of a kernel whose n parameters have these sizes; nullptr: the kernel itself runs, for
+    // ptx/mutants.lua. Ends the process if there is none.
     const void *(*find)(const void *kernel, const size_t *sizes, size_t n);
-    void (*before_launch)(const void *translation);
+    // Whether the kernel itself runs first (the mode `compare`). Then other_ran restores the memory.
+    bool (*before_launch)(const void *translation, const void *const *arguments, const size_t *sizes, size_t n);
+    void (*other_ran)();
+    void (*after_launch)(const void *translation);
     void (*before_block)(const void *translation, size_t dynamic, unsigned threads);
     void (*run)(const void *translation, const void *const *arguments);  // the running thread
     void (*after_block)();
@@ -78,15 +82,16 @@ cudaError_t launch(stream_state *s, const char *what, bool barriers, void (*kern
     if (threads == 0 || threads > MAX_THREADS) return cudaErrorInvalidValue;
     if (shared > shared_limit((const void *)kernel)) return cudaErrorInvalidValue;
     std::string name = what;
-    const size_t sizes[] = { sizeof(P)... };
+    static constexpr size_t sizes[] = { sizeof(P)... };
     const void *translation = ptx ? ptx->find((const void *)kernel, sizes, sizeof...(P)) : nullptr;
     push(s, [=] {
         std::tuple<P...> a = args;
         kernel_name = name.c_str();
-        auto run = [&](const auto &body) {
-            if (barriers) run_with_barriers(translation, blocks, threads, shared, body);
-            else run_independent(translation, blocks, threads, body);
+        auto run = [&](const void *of, const auto &body) {
+            if (barriers) run_with_barriers(of, blocks, threads, shared, body);
+            else run_independent(of, blocks, threads, body);
         };
+        auto itself = [&] { std::apply(kernel, a); };
         if (translation) {
             const void *at[sizeof...(P)];
             std::apply(
@@ -95,9 +100,16 @@ cudaError_t launch(stream_state *s, const char *what, bool barriers, void (*kern
                     ((at[k++] = &x), ...);
                 },
                 a);
-            ptx->before_launch(translation);
-            run([&] { ptx->run(translation, at); });
-        } else run([&] { std::apply(kernel, a); });
+            if (ptx->before_launch(translation, at, sizes, sizeof...(P))) {
+                run(nullptr, itself);
+                ptx->other_ran();
+            }
+            run(translation, [&] { ptx->run(translation, at); });
+            ptx->after_launch(translation);
+        } else {
+            run(nullptr, itself);
+            if (ptx) wrote_foreign();
+        }
         kernel_name = nullptr;
     });
     return cudaSuccess;

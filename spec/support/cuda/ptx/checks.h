@@ -22,6 +22,38 @@
 namespace ms_shim
 {
 
+// Memory that a kernel may access.
+struct range {
+    const char *from, *to;
+    const uint8_t *written;  // of the byte at `from` (memory.h); nullptr: not known
+    bool shared;             // with other processes
+};
+// The live allocations, pinned memory, and what this process shares with others; sorted.
+inline std::vector<range> ranges_of_memory()
+{
+    std::vector<range> ranges;
+    std::lock_guard<std::mutex> hold(memory_lock);
+    for (const arena &a : arenas)
+        for (const auto &[from, of] : a.live) {
+            bool known = a.written && of.born > foreign;
+            ranges.push_back({ from, from + of.bytes, known ? a.written + (from - a.base) : nullptr, false });
+        }
+    for (const auto &[from, bytes] : pinned) ranges.push_back({ from, from + bytes, nullptr, false });
+    for (const auto &[from, h] : virtuals.mappings)
+        ranges.push_back({ from, from + virtuals.allocations[h].bytes, nullptr, true });
+    for (const auto &[from, of] : opened)
+        ranges.push_back({ (const char *)from, (const char *)from + of.bytes, nullptr, true });
+    std::sort(ranges.begin(), ranges.end(), [](const range &a, const range &b) { return a.from < b.from; });
+    return ranges;
+}
+// The range that begins last, of those that begin at `at` or before; nullptr if there is none.
+inline const range *range_before(const std::vector<range> &ranges, const char *at)
+{
+    auto next =
+        std::upper_bound(ranges.begin(), ranges.end(), at, [](const char *p, const range &r) { return p < r.from; });
+    return next == ranges.begin() ? nullptr : &*std::prev(next);
+}
+
 enum access_kind { READ, WRITE, ATOMIC };
 
 class block_checks
@@ -39,10 +71,6 @@ class block_checks
         mark wrote, read, other;  // read: of the last warp that read it; other: of an earlier warp
         uint16_t copying = 0;     // 1 + the thread whose cp.async is on its way
         uint8_t filled = 0;       // shared memory: the bytes that were written
-    };
-    struct range {
-        const char *from, *to;
-        const uint8_t *written;  // of the byte at `from` (memory.h); nullptr: not known
     };
     struct copy_of {
         char *to;
@@ -143,12 +171,11 @@ class block_checks
     {
         for (size_t r : recent)
             if (r < ranges.size() && at >= ranges[r].from && at + n <= ranges[r].to) return &ranges[r];
-        auto next = std::upper_bound(ranges.begin(), ranges.end(), at,
-                                     [](const char *p, const range &r) { return p < r.from; });
-        if (next == ranges.begin() || at + n > std::prev(next)->to) return nullptr;
+        const range *r = range_before(ranges, at);
+        if (!r || at + n > r->to) return nullptr;
         std::rotate(recent, recent + 3, recent + 4);
-        recent[0] = (size_t)(std::prev(next) - ranges.begin());
-        return &ranges[recent[0]];
+        recent[0] = (size_t)(r - ranges.data());
+        return r;
     }
     void in_global(char *at, int n, access_kind kind, int line)
     {
@@ -156,13 +183,11 @@ class block_checks
         if (!r) {
             Dl_info of;
             if (kind == READ && dladdr(at, &of) && of.dli_fbase == constants) return;
-            auto next = std::upper_bound(ranges.begin(), ranges.end(), at,
-                                         [](const char *p, const range &x) { return p < x.from; });
-            if (next == ranges.begin() || !arena_of(at))
+            const range *before = range_before(ranges, at);
+            if (!before || !arena_of(at))
                 fault("line %d: %d bytes at %p, outside of every allocation", line, n, (void *)at);
-            next--;
             fault("line %d: %d bytes at %p, %td bytes behind the start of an allocation of %td", line, n, (void *)at,
-                  at - next->from, next->to - next->from);
+                  at - before->from, before->to - before->from);
         }
         arena *a = arena_of(at);
         if (!a) return;  // pinned or another process's
@@ -190,17 +215,7 @@ class block_checks
         launch = ++launches;
         Dl_info of;
         constants = dladdr(library, &of) ? of.dli_fbase : nullptr;
-        ranges.clear();
-        std::lock_guard<std::mutex> hold(memory_lock);
-        for (const arena &a : arenas)
-            for (const auto &[from, of] : a.live)
-                ranges.push_back({ from, from + of.bytes, of.born > foreign ? a.written + (from - a.base) : nullptr });
-        for (const auto &[from, bytes] : pinned) ranges.push_back({ from, from + bytes, nullptr });
-        for (const auto &[from, h] : virtuals.mappings)
-            ranges.push_back({ from, from + virtuals.allocations[h].bytes, nullptr });
-        for (const auto &[from, of] : opened)
-            ranges.push_back({ (const char *)from, (const char *)from + of.bytes, nullptr });
-        std::sort(ranges.begin(), ranges.end(), [](const range &a, const range &b) { return a.from < b.from; });
+        ranges = ranges_of_memory();
     }
     void begin(char *shared_memory, unsigned threads)
     {

@@ -18,6 +18,7 @@
 #include "cuda/tensor.h"
 #include "runtime.h"
 #include "checks.h"
+#include "compare.h"
 
 namespace ms_shim
 {
@@ -27,9 +28,9 @@ namespace
 struct translation {
     std::string symbol, module, library;  // module: name of the source file without folder and ending
     std::vector<size_t> sizes;
-    size_t shared = 0;      // bytes of static shared memory
-    unsigned threads = 0;   // the most of a block, 0: MAX_THREADS
-    unsigned registers[2];  // of a thread, on sm_80 and sm_90
+    size_t shared = 0;           // bytes of static shared memory
+    unsigned threads = 0;        // the most of a block, 0: MAX_THREADS
+    unsigned registers[2] = {};  // of a thread, on sm_80 and sm_90
     void *loaded = nullptr;
     ptx_kernel *run = nullptr;
 };
@@ -96,7 +97,7 @@ void read_symbols(const char *path, char *base)
 }
 
 // Lines of the index: symbol, module, sizes "8,4" or "-", static shared memory, threads or 0,
-// registers of a thread on sm_80 and sm_90 or 0, name of the library.
+// registers of a thread on sm_80 and sm_90 or 0, name of the library or "-" for g++'s kernel.
 void read_index()
 {
     std::ifstream file(folder + "/index");
@@ -128,11 +129,21 @@ void compile(translation &t)
     t.run = (ptx_kernel *)dlsym(t.loaded, "kernel");
 }
 
+// A launch, as find answers it; its kernel is a line of the file MOONSHARD_PTX_LAUNCHED.
+const void *launched(const translation &t)
+{
+    static const char *log = getenv("MOONSHARD_PTX_LAUNCHED");
+    if (log) {
+        FILE *f = fopen(log, "a");
+        if (f) fprintf(f, "%s %s\n", t.symbol.c_str(), t.module.c_str()), fclose(f);
+    }
+    return t.library == "-" ? nullptr : &t;
+}
 const void *find(const void *kernel, const size_t *sizes, size_t n)
 {
     std::lock_guard<std::mutex> hold(lock);
     const translation *&known = found[kernel];
-    if (known) return known;
+    if (known) return launched(*known);
     auto symbol = symbols.find(kernel);
     if (symbol == symbols.end()) give_up("a kernel without a symbol is launched");
     const auto &[mangled, module] = symbol->second;
@@ -153,12 +164,9 @@ const void *find(const void *kernel, const size_t *sizes, size_t n)
         for (size_t s : wanted) text += " " + std::to_string(s);
         give_up(text);
     }
-    compile(*fits);
-    if (const char *log = getenv("MOONSHARD_PTX_LAUNCHED")) {
-        FILE *f = fopen(log, "a");
-        if (f) fprintf(f, "%s %s\n", fits->symbol.c_str(), fits->module.c_str()), fclose(f);
-    }
-    return known = fits;
+    if (fits->library != "-") compile(*fits);
+    known = fits;
+    return launched(*fits);
 }
 
 // ---- what a block's threads do together ----
@@ -225,9 +233,15 @@ char *window(const translation &t, size_t dynamic)
 }
 thread_local char *shared_window;
 
-void before_launch(const void *of)
+bool before_launch(const void *of, const void *const *arguments, const size_t *sizes, size_t n)
 {
     if (mode.check) checks.begin_launch((const void *)((const translation *)of)->run);
+    return mode.compare && twice.begin(arguments, sizes, n);
+}
+void other_ran() { twice.swap(); }
+void after_launch(const void *of)
+{
+    if (mode.compare) twice.end(((const translation *)of)->symbol.c_str());
 }
 
 // What an A100 and an H100 offer a block.
@@ -274,7 +288,7 @@ void after_block()
     if (mode.check) checks.end();
 }
 
-const ptx_hooks hooks = { find, before_launch, before_block, run, after_block };
+const ptx_hooks hooks = { find, before_launch, other_ran, after_launch, before_block, run, after_block };
 
 void start()
 {

@@ -1,8 +1,15 @@
 -- SPDX-License-Identifier: MIT
---- Changes an instruction of a kernel that nvcc compiled, for the specs of the checks and for scripts/mutants.
+--- Changes an instruction of a kernel that nvcc compiled, for the specs of the checks and for mutants.lua.
 local process = require "spec.support.process"
 local M = {}
 
+--- The spec files that launch the kernels.
+M.SUITES = {}
+for name in ([[cuda/copies cuda/instances cuda/folds cuda/rows cuda/layers cuda/flash cuda/device cuda/clip cuda/scaler
+    cuda/distributions cuda/nccl cuda/capture cuda/offload_rows cuda/slab cuda/cublaslt cuda/sharded nn/ctc
+    tensor/functions tensor/order kernels/ops]]):gmatch "%S+" do
+  M.SUITES[#M.SUITES + 1] = ("spec/%s_spec.lua"):format(name)
+end
 M.source = process.root .. "/spec/support/cuda/ptx"
 local ptx = process.build .. "/ptx"
 
@@ -68,13 +75,14 @@ end
 
 --- Makes a folder for MOONSHARD_PTX_FOLDER in which one kernel differs.
 ---@param folder string  is made
----@param kernel table  of M.kernels
+---@param kernel table?  of M.kernels; nil: none
 ---@param body string?  its changed body
 ---@param rest string?  its changed line of the index, after symbol and module
-function M.plant(folder, kernel, body, rest)
-  assert(os.execute(("rm -rf '%s' && mkdir -p '%s' && ln -s '%s/'*.c '%s'"):format(folder, folder, ptx, folder)) == 0)
-  os.execute(("ln -s '%s/'*.so '%s' 2>/dev/null"):format(ptx, folder))
-  rest = rest or kernel.rest
+---@param alone boolean?  the other kernels are g++'s
+function M.plant(folder, kernel, body, rest, alone)
+  assert(os.execute(("rm -rf '%s' && mkdir -p '%s'"):format(folder, folder)) == 0)
+  if not alone then os.execute(("ln -s '%s/'*.c '%s/'*.so '%s' 2>/dev/null"):format(ptx, ptx, folder)) end
+  rest = rest or kernel and kernel.rest
   if body then
     local head = M.ptx_of(kernel)
     local found = M.translator().translate(head .. body .. "\n}\n", kernel.module .. ".ptx")
@@ -85,10 +93,50 @@ function M.plant(folder, kernel, body, rest)
   end
   local lines = {}
   for _, k in ipairs(M.kernels()) do
-    local is = k.symbol == kernel.symbol and k.module == kernel.module
-    lines[#lines + 1] = ("%s %s %s\n"):format(k.symbol, k.module, is and rest or k.rest)
+    local is = kernel and k.symbol == kernel.symbol and k.module == kernel.module
+    local of = is and rest or alone and k.rest:gsub("%S+$", "-") or k.rest
+    lines[#lines + 1] = ("%s %s %s\n"):format(k.symbol, k.module, of)
   end
   write(folder .. "/index", table.concat(lines))
+end
+
+--- The lines of a body that may run after position `at`, over all branches.
+local function reachable(body, at)
+  local labels, seen, todo, out = {}, {}, { at }, {}
+  for from, name in body:gmatch "()([%$%w_]+):" do labels[name] = from end
+  while #todo > 0 do
+    local from = table.remove(todo)
+    for start, line in body:sub(from):gmatch "()([^\n]*)\n" do
+      local here = from + start - 1
+      if here > from and seen[here] then break end
+      seen[here], out[#out + 1] = true, line
+      local target = line:match "bra[%.uni]*%s+([%$%w_]+);"
+      if target then todo[#todo + 1] = labels[target] end
+      if (target or line:find "^%s*ret;") and not line:find "@" then break end
+    end
+  end
+  return out
+end
+
+-- Instructions that no launch reaches: { kernel, instruction, text that ends before it, why }.
+local EQUIVALENT = {
+  { "dense_rows_kernel", "st%.global%.[us]8", "cvt%.rzi%.s64%.f64[^;]*;[^;]*;[^;]*$", "a fold of real numbers gives no integers" },
+  { "int8_", "^setp%.eq", "setp%.eq%.s32[^,]*, %%r%d+, 4;[^;]*;[^;]*$", "int8_linear takes scales of floats only" },
+}
+
+--- Why a mutant (mutants.lua) computes the same; nil if it may differ.
+function M.changes_nothing(m)
+  if m.kind == "barrier" and m.old:find "^bar%.sync" then
+    -- Threads of a block exchange by shared memory alone: racecheck sees no conflict in global memory.
+    for _, line in ipairs(reachable(m.body .. "\n", #m.body - #m.after + 1)) do
+      if line:find "%.shared" or line:find "call" then return end
+    end
+    return "no shared memory is accessed behind it"
+  end
+  local before = m.before:sub(-400)
+  for _, e in ipairs(EQUIVALENT) do
+    if m.kernel.symbol:find(e[1]) and m.old:find(e[2]) and before:find(e[3]) then return e[4] end
+  end
 end
 
 return M

@@ -1,0 +1,167 @@
+-- SPDX-License-Identifier: MIT
+--- Instances of kernels that the other specs do not reach on the (emulated) GPU: other dtypes, long rows, large primes.
+--- spec/support/cuda/ptx/mutants.lua --count 0 names those that no spec launches.
+local ms = require "moonshard"
+local nn, F = ms.nn, ms.nn.F
+
+local BOUNDS = { float16 = 4e-3, bfloat16 = 3e-2, float32 = 2e-5, float64 = 1e-11 }
+local FLOATS = { "float32", "float16", "bfloat16", "float64" }
+
+--- Calls fn with copies of the tensors on each device, and compares what it returns: numbers within the dtype's bound,
+--- integers exactly. Gradients of `leaves` tensors (all of floats) are compared, too, if fn's first result has one.
+local function same(dtype, tensors, fn)
+  local results = {}
+  for k, device in ipairs { "cpu", "cuda" } do
+    local x = {}
+    for i, t in ipairs(tensors) do
+      x[i] = t:to(device):detach()
+      if t:is_floating_point() then x[i]:requires_grad_(true) end
+    end
+    local out = { fn(device, unpack(x)) }
+    if out[1].requires_grad then
+      ms.manual_seed(9)
+      out[1]:backward(ms.randn(out[1].shape):to(out[1].dtype):to(device))
+      for _, t in ipairs(x) do out[#out + 1] = t.grad end
+    end
+    results[k] = out
+  end
+  assert.is_true(#results[1] > 0 and #results[1] == #results[2])
+  for k, want in ipairs(results[1]) do
+    local got = results[2][k]:detach():to "cpu"
+    want = want:detach()
+    assert.same({ unpack(want.shape) }, { unpack(got.shape) })
+    if not want:is_floating_point() then
+      assert.is_true(want:equal(got), "result " .. k)
+    else
+      local off = (got:double() - want:double()):norm():item() / math.max(want:double():norm():item(), 1e-3)
+      assert.is_true(off <= BOUNDS[dtype], ("result %d: relative error %g"):format(k, off))
+    end
+  end
+end
+
+local function case(name, fn)
+  it(name, function()
+    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
+    ms.manual_seed(4)
+    ms.scope(fn)
+  end)
+end
+
+describe("on a GPU #cuda", function()
+  for _, dtype in ipairs(FLOATS) do
+    local function random(...) return ms.randn(...):to(dtype) end
+    case("attention, rotations and pooling have the CPU's numbers in " .. dtype, function()
+      -- 9 features fit no tile.
+      same(dtype, { random(1, 2, 5, 9), random(1, 2, 6, 9), random(1, 2, 6, 9) },
+        function(_, q, k, v) return F.scaled_dot_product_attention(q, k, v) end)
+      same(dtype, { random(2, 3, 5, 8) }, function(_, x) return F.rotary_embedding(x) end)
+      same(dtype, { random(2, 3, 6, 7) }, function(_, x) return F.max_pool2d(x, 3, { stride = 2, padding = 1 }) end)
+      same(dtype, { random(2, 3, 6, 7) }, function(_, x) return F.avg_pool2d(x, 2) end)
+    end)
+    case("an LSTM with a projection has the CPU's numbers and gradients in " .. dtype, function()
+      local model = nn.LSTM(5, 8, { proj_size = 3 }):to(dtype)
+      local there = nn.LSTM(5, 8, { proj_size = 3 }):to(dtype):to "cuda"
+      there:load_state_dict(model:state_dict())
+      same(dtype, { random(4, 2, 5), random(1, 2, 3), random(1, 2, 8) }, function(device, x, h, c)
+        return ((device == "cpu" and model or there)(x, h, c))
+      end)
+    end)
+    for _, kind in ipairs { "RNN", "GRU", "LSTM" } do
+      case(kind .. " has the CPU's numbers in " .. dtype, function()
+        local model = nn[kind](5, 8):to(dtype)
+        local there = nn[kind](5, 8):to(dtype):to "cuda"
+        there:load_state_dict(model:state_dict())
+        same(dtype, { random(4, 2, 5) }, function(device, x) return (device == "cpu" and model or there)(x) end)
+      end)
+    end
+    case("convolutions of many images, and long rows of a norm, have the CPU's numbers in " .. dtype, function()
+      same(dtype, { random(40, 3, 7, 7), random(4, 3, 3, 3) },
+        function(_, x, w) return F.conv2d(x, w, nil, { padding = 1 }) end)
+      same(dtype, { random(200, 3, 3, 3), random(4, 3, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
+      same(dtype, { random(2, 12, 20) }, function(_, x) return F.fold(x, { 5, 6 }, 2) end)
+      same(dtype, { random(2, 3, 5, 6) }, function(_, x) return F.unfold(x, 2) end)
+      for _, n in ipairs { 500, 1000 } do
+        same(dtype, { random(30, n), random(n), random(n) },
+          function(_, x, w, b) return F.layer_norm(x, { n }, w, b) end)
+      end
+    end)
+    case("a loss over chunks, and products with int8, have the CPU's numbers in " .. dtype, function()
+      local ids = ms.randint(0, 40, { 30 })
+      same(dtype, { random(30, 12), random(40, 12), ids },
+        function(_, x, w, at) return F.linear_cross_entropy(x, w, at, { batch_chunk_size = 8 }) end)
+      same(dtype, { random(30, 12), random(40, 12), ids, random(40):abs() }, function(_, x, w, at, of_class)
+        local options = { batch_chunk_size = 8, weight = of_class:detach(), label_smoothing = 0.1 }
+        return F.linear_cross_entropy(x, w, at, options)
+      end)
+      for _, rows in ipairs { 2, 40 } do
+        same(dtype, { random(rows, 33), ms.randint(-127, 128, { 20, 33 }):to "int8", ms.rand(20) * 0.02 },
+          function(_, x, w, scale) return F.int8_linear(x, w, scale:detach()) end)
+      end
+    end)
+  end
+
+  -- Kernels that read a tensor of any dtype.
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8" } do
+    local function numbers(...) return ms.randint(1, 20, { ... }):to(dtype) end
+    case("scales, padding, folds and scans have the CPU's numbers in " .. dtype, function()
+      local scales = BOUNDS[dtype] and { "float32", "float64" } or {}
+      for _, of in ipairs(scales) do
+        for _, rows in ipairs { 2, 40 } do
+          same(of, { ms.randn(rows, 33):to(of), ms.randint(-127, 128, { 20, 33 }):to "int8", numbers(20) },
+            function(_, x, w, scale) return F.int8_linear(x, w, scale:detach()) end)
+        end
+      end
+      for _, mode in ipairs { "reflect", "replicate", "circular" } do
+        same("float32", { numbers(2, 3, 4, 5) }, function(_, x) return F.pad(x:detach(), { 1, 2, 2, 1 }, { mode = mode }) end)
+      end
+      same("float32", { numbers(6, 70) }, function(_, x)
+        x = x:detach()
+        return x:t():max(1), x:argmin(2), x:narrow(2, 2, 60):sum(2), x:cumsum(1), x:cumsum(2), (x:sort(2))
+      end)
+    end)
+  end
+
+  case("a sum of many losses has the CPU's number", function()
+    same("float32", { ms.randn(20000, 3), ms.randint(0, 3, { 20000 }) }, function(_, x, at) return F.cross_entropy(x, at) end)
+  end)
+  case("transforms of lengths with the factors 11 and 13 have the CPU's numbers", function()
+    for _, dtype in ipairs { "float32", "float64" } do
+      for _, n in ipairs { 22, 26, 143 } do
+        same(dtype, { ms.randn(3, n):to(dtype) }, function(_, x) return ms.fft.rfft(x) end)
+      end
+    end
+  end)
+  case("folds, scans, sorts and products of integers have the CPU's", function()
+    same("int64", { ms.randint(-90, 90, { 5, 300 }) }, function(_, x)
+      return x:max(2), x:argmax(2), x:sum(2), x:cumprod(2), x:narrow(2, 1, 0):sum(2), (x:matmul(x:t()))
+    end)
+    same("int64", { ms.randint(-90, 90, { 7000 }) }, function(_, x) return x:sort(), x:argsort() end)
+    same("float64", { ms.randn(2, 300):double() }, function(_, x) return x:cumprod(2) end)
+    same("float32", { ms.randn(3, 5000) }, function(_, x) return x:sort(2) end)
+  end)
+  case("an embedding's gradient adds rows of many ids", function()
+    same("float32", { ms.randn(50, 8), ms.randint(0, 50, { 6000 }) }, function(_, w, at) return F.embedding(at, w) end)
+  end)
+  case("a position out of range is an error, and gives zeros until the error is raised", function()
+    local at = ms.tensor({ 0, 7, 1 }, { dtype = "int64" }):to "cuda"
+    for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
+      local w = ms.randn(5, 15):to(dtype):to "cuda"
+      for _, read in ipairs {
+        function() return F.embedding(at, w) end, function() return w:index_select(1, at) end,
+        function() return w:gather(1, at:unsqueeze(2)) end,
+        function() return F.cross_entropy(w:narrow(1, 1, 3), at + 14) end,
+      } do
+        assert.has_error(function() read():to "cpu" end)
+      end
+    end
+  end)
+  case("tensors are compared, with NaN equal to NaN", function()
+    for _, a in ipairs { "float32", "float16", "bfloat16" } do
+      for _, b in ipairs { "float32", "float16", "bfloat16" } do
+        local x = ms.tensor { 1, 0 / 0, 3, 4, 5, 6, 7, 8, 9 }:to "cuda"
+        assert.is_true(ms.allclose(x:to(a), x:to(b), { equal_nan = true }))
+        assert.is_false(ms.allclose(x:to(a), x:to(b)))
+      end
+    end
+  end)
+end)
