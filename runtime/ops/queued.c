@@ -7,6 +7,7 @@
 #include "device/capture.h"
 #include "device/device.h"
 #include "device/move.h"
+#include "ops/engine.h"
 #include "ops/queued.h"
 
 // KEPT: number of entries of a ring; LISTED: most entries that a message lists; SHOWN: most tensors of a call in an
@@ -30,7 +31,7 @@ static struct {
     ring rings[MS_CUDA_DEVICES];
     FILE *results;  // of MOONSHARD_CUDA_RESULTS
     bool asked, busy;
-    uint64_t inputs[MS_MAX_IN];  // hashes
+    uint64_t inputs;  // the hash of the running call's
 } queued;
 
 static inline entry *next_entry(int device, const char *what)
@@ -106,9 +107,9 @@ ms_status ms__call_failed(const ms_call *c, ms_status st)
 
 // ---- results (MOONSHARD_CUDA_RESULTS) -----------------------------------------------------------
 
-// A line of text for each call: the operator, a hash of each input, and for each output its dtype, shape, hash and
-// first bytes. Calls of one program have the same lines on devices that give the same bits; the hashes of the inputs
-// tell whether a call that differs is itself at fault.
+// A line of text for each call: the operator, a hash of all that it computes from, and for each output its dtype,
+// shape, hash and first bytes. Devices that give the same bits write the same lines for one program; the hash of the
+// inputs tells whether a call that differs is itself at fault.
 enum { SHOWN_BYTES = 1024 };  // of an output
 
 bool ms__results_wanted(void)
@@ -140,29 +141,36 @@ static uint64_t hash_of_values(const ms_tensor *t)
 
 ms_status ms__results_before(const ms_call *c)
 {
+    uint64_t h = ms__hash_bytes(MS_HASH_START, c->i, (size_t)c->n_i * sizeof *c->i);
+    h = ms__hash_bytes(h, c->f, (size_t)c->n_f * sizeof *c->f);
+    if (c->op->flags & MS_OP_RANDOM) h = ms__hash_value(ms__hash_value(h, ms__rng_seed()), ms__rng_offset());
     for (int k = 0; k < c->n_in; k++) {
         ms_tensor *t;
         MS_TRY(values_of(&t, c->in[k]));
-        queued.inputs[k] = t ? hash_of_values(t) : 0;
-        if (t) ms__release(t);
+        h = ms__hash_value(h, t ? (uint64_t)t->dtype + 1 : 0);
+        if (!t) continue;
+        h = ms__hash_bytes(h, t->shape, (size_t)t->ndim * sizeof *t->shape);
+        h = ms__hash_value(h, hash_of_values(t));
+        ms__release(t);
     }
+    queued.inputs = h;
     return MS_OK;
 }
 
 ms_status ms__results_after(const ms_call *c)
 {
-    fprintf(queued.results, "%s", c->op->name);
-    for (int k = 0; k < c->n_in; k++) fprintf(queued.results, " %016llx", (unsigned long long)queued.inputs[k]);
+    fprintf(queued.results, "%s %016llx", c->op->name, (unsigned long long)queued.inputs);
     for (int k = 0; k < c->n_out; k++) {
         ms_tensor *t;
         MS_TRY(values_of(&t, c->out[k]));
         if (!t) continue;
-        size_t bytes = (size_t)t->numel * ms__dtype_size(t->dtype);
+        int64_t size = ms__dtype_size(t->dtype), most = SHOWN_BYTES / size, n = t->numel < most ? t->numel : most;
         fprintf(queued.results, " | %s", ms__dtype_name(t->dtype));
         for (int d = 0; d < t->ndim; d++) fprintf(queued.results, "%c%lld", d ? 'x' : ' ', (long long)t->shape[d]);
         fprintf(queued.results, "%s %016llx ", t->ndim ? "" : " -", (unsigned long long)hash_of_values(t));
-        for (size_t i = 0; i < bytes && i < SHOWN_BYTES; i++)
-            fprintf(queued.results, "%02x", ((const uint8_t *)ms__data(t))[i]);
+        for (int64_t e = 0; e < n; e++)
+            for (int64_t i = 0; i < size; i++)
+                fprintf(queued.results, "%02x", ((const uint8_t *)ms__data(t))[e * t->numel / n * size + i]);
         ms__release(t);
     }
     fprintf(queued.results, "\n");
