@@ -121,6 +121,8 @@ end
 -- Instructions that no launch reaches: { kernel, instruction, text that ends before it, why }.
 local EQUIVALENT = {
   { "dense_rows_kernel", "st%.global%.[us]8", "cvt%.rzi%.s64%.f64[^;]*;[^;]*;[^;]*$", "a fold of real numbers gives no integers" },
+  { "read_id", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
+  { "read_place", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
   { "int8_", "^setp%.eq", "setp%.eq%.s32[^,]*, %%r%d+, 4;[^;]*;[^;]*$", "int8_linear takes scales of floats only" },
 }
 
@@ -132,6 +134,12 @@ function M.changes_nothing(m)
       if line:find "%.shared" or line:find "call" then return end
     end
     return "no shared memory is accessed behind it"
+  end
+  local x, y = m.after:match "^%s+%S+, (%S+), (%S+);"
+  if m.kind == "predicate" and x and m.old:find "%.[lg][te]%." then
+    for p, q in m.after:sub(1, 300):gmatch "selp%.%w+%s+%S+, (%S+), (%S+), " do
+      if (p == x and q == y) or (p == y and q == x) then return "of two equal numbers either is taken" end
+    end
   end
   local before = m.before:sub(-400)
   for _, e in ipairs(EQUIVALENT) do
