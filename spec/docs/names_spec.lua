@@ -91,6 +91,7 @@ local function look(path, text, faults)
   for name in text:gmatch "function%s+[%w_.]+[.:]([%w_]+)" do own[name] = true end
   for name in text:gmatch "[.%s]([%w_]+)%s*=%s*function" do own[name] = true end
   for name in text:gmatch "\n%+%u+%((%w+)," do own[name], own[name .. "_"] = true, true end   -- operators that a diff adds
+  for name in text:gmatch "\n%+ +MS_ROW%(\"(%w+)\"," do own[name] = true end
   for before, chain in ("\n" .. text):gmatch "([^%w_.:/])(%a[%w_]*%.[%w_.]+)" do
     local first = chain:match "^[%w_]+"
     chain = chain:gsub("%.+$", "")
