@@ -49,8 +49,8 @@ enum { MS_VERSION = 1, MS_MAX_DIMS = 8, MS_MAX_IN = 64, MS_MAX_OUT = 64, MS_MAX_
 
 // ---- engine -----------------------------------------------------------------------------------
 
-// State that Lua reads without a call. One struct per process. Lua may write interrupted, gc_wanted and memory_module;
-// only the engine writes the other fields.
+// State that Lua reads without a call. One struct per process. Lua may write interrupted, gc_wanted, memory_module,
+// memory_limit, gc_limit and debug_level; only the engine writes the other fields.
 typedef struct {
     int32_t scope;        // innermost open scope; 0: none (tensors made now are unscoped)
     int32_t grad_mode;    // 1: operators record the graph; use ms_set_grad_mode
@@ -69,6 +69,9 @@ typedef struct {
     // Number of the module whose forward or backward runs, for the memory history; 0: none. The script sets it around
     // each forward; in backward, each operator runs with the number under which it was recorded.
     int32_t memory_module;
+    int32_t debug_level;  // of collectives: 0 off, 1 info, 2 detail; ms_init reads it from MOONSHARD_DEBUG
+    double memory_limit;  // of each device, in bytes: allocations beyond it fail with MS_ENOMEM; 0: no limit
+    double gc_limit;      // soft limit, in bytes: growth of memory between garbage collections
 } ms_state;
 
 MS_API int ms_version(void);               // version of this interface: MS_VERSION at the time the library was built
@@ -94,8 +97,11 @@ MS_API int ms_set_grad_mode(int on);           // returns the previous mode
 MS_API int ms_set_autocast(int dtype_plus_1);  // returns the previous value
 MS_API int ms_set_default_dtype(int dtype);    // a floating-point dtype; returns the previous one
 
-MS_API const char *ms_dtype_name(int dtype);  // "float32" …
-MS_API int ms_dtype_size(int dtype);          // in bytes
+typedef enum { MS_NAME_DTYPE, MS_NAME_MEMORY, MS_NAME_RANGE, MS_NAME_LANE } ms_named;
+// The name of an ms_dtype ("float32"), an ms_memory_kind ("parameters"), or a range's kind ("operator") or lane
+// ("gather queue"). NULL if there is none.
+MS_API const char *ms_name_of(ms_named what, int k);
+MS_API int ms_dtype_size(int dtype);  // in bytes
 
 // ---- memory -----------------------------------------------------------------------------------
 
@@ -137,10 +143,7 @@ typedef struct {
 // called (only `allocated` and its parts are set), and the first `room` records of the device. Returns the number of
 // all its records. The pointers may be NULL.
 MS_API double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory_record *out, double room);
-MS_API const char *ms_memory_kind_name(int kind);  // "parameters" ...
-MS_API void ms_empty_cache(void);                  // returns unused reserved memory to the system or driver
-MS_API void ms_set_memory_limit(double bytes);     // allocations beyond it fail with MS_ENOMEM; 0: no limit
-MS_API void ms_set_gc_limit(double bytes);         // soft limit: growth of memory between garbage collections
+MS_API void ms_empty_cache(void);  // returns unused reserved memory to the system or driver
 
 // CPU kernels define MS_TYPES_ONLY, so that a function added below does not invalidate their ccache entries.
 #ifndef MS_TYPES_ONLY
@@ -159,13 +162,6 @@ MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
 // pinned memory is queued: the host does not wait; operators that change the source wait.
 MS_API ms_status ms_pin(ms_id t);
 MS_API int ms_is_pinned(ms_id t);
-// Exports t's memory to another process of this machine: *handle has 64 bytes, *offset is t's byte offset in that
-// memory. Waits for queued work on t. Keep t alive until the other process has opened it. After t's release the memory
-// is not reused until that process has released its tensor or has ended.
-MS_API ms_status ms_cuda_share(ms_id t, uint8_t *handle, double *offset);
-// Makes a contiguous tensor on memory that another process exported by ms_cuda_share. The memory stays mapped until the
-// tensor and its views are released. Returns 0 if the other process has released it or has ended.
-MS_API ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape);
 
 // ---- tensors ----------------------------------------------------------------------------------
 
@@ -333,9 +329,9 @@ MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);  // to be called again
 MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);
 MS_API ms_id ms_run_result(ms_run *r, int k);  // the gradient of input k of ms_grad; 0: none
 MS_API void ms_run_free(ms_run *r);            // to be called after MS_RUN_DONE; after MS_RUN_FAILED, call ms_run_abort
-MS_API void ms_run_abort(ms_run *r);           // ends and frees r and the runs that began after it
-// As ms_run_abort, after an error of the script: peers that wait in r's collectives raise text.
-MS_API void ms_run_fail(ms_run *r, const char *text);
+// Ends and frees r and the runs that began after it. Peers that wait in r's collectives raise `why`, an error of the
+// script; NULL: the last failure of the engine.
+MS_API void ms_run_abort(ms_run *r, const char *why);
 MS_API ms_run *ms_run_top(void);  // the innermost open run, or NULL
 
 MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
@@ -712,15 +708,12 @@ typedef struct {
     double input_numel, output_numel, bytes, group;  // bytes: size of the larger of input and output
     const char *unit;                                // name of the unit whose collective it is; NULL: none
 } ms_ledger_entry;
-MS_API int ms_dist_record_begin(void);  // begins a recording; returns the number of entries so far
-MS_API int ms_dist_record_count(void);  // number of entries so far
-MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);  // entry k, from 0
-MS_API void ms_dist_record_end(void);                              // ends the innermost recording
+MS_API int ms_dist_record_begin(void);                 // begins a recording; returns the number of entries so far
+MS_API const ms_ledger_entry *ms_dist_record(int *n);  // the entries so far and their number
+MS_API void ms_dist_record_end(void);                  // ends the innermost recording
 
 MS_API void ms_dist_set_timeout(double seconds);  // longest time to wait for a peer
 MS_API void ms_dist_set_step(double step);        // the step of ms.steps; -1: none; compared between ranks
-MS_API void ms_dist_set_debug_level(int level);   // 0 off, 1 info, 2 detail
-MS_API int ms_dist_debug_level(void);             // 0 off, 1 info, 2 detail
 // Between nodes: the first rank of each node exchanges time stamps with rank 0; once every rank has returned,
 // ms_dist_take_clock makes this rank's traces use the result. To be called on all ranks. On one node all ranks have one
 // clock, and both do nothing.
@@ -973,8 +966,6 @@ MS_API void ms_trace_save_at_exit(ms_trace *t, const char *path, const char *own
 // pass both to ms_range_close, which copies the texts.
 MS_API double ms_range_open(double *allocated);
 MS_API void ms_range_close(double start, double allocated, int kind, const char *name, const char *detail);
-MS_API const char *ms_range_category(int kind);  // "operator" ...
-MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 
 // ---- for tests and benchmarks only ------------------------------------------------------------
 

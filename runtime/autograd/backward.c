@@ -571,7 +571,7 @@ static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_gr
     r->unused_ok = allow_unused;
     if ((m == 0 || capture_inputs(r, m, inputs) == MS_OK) && start_backward(r, l) == MS_OK) return r;
     r->units |= expected;
-    ms_run_abort(r);
+    ms_run_abort(r, NULL);
     return NULL;
 }
 

@@ -304,11 +304,11 @@ void ms__run_recycle(ms_run *r)
 void ms_run_free(ms_run *r)
 {
     if (!r) return;
-    if (!r->finished) ms_run_abort(r);
+    if (!r->finished) ms_run_abort(r, NULL);
     else ms__run_recycle(r);
 }
 
-static void abort_from(ms_run *r, const char *why)
+void ms_run_abort(ms_run *r, const char *why)
 {
     if (!r) return;
     bool open = false;
@@ -334,6 +334,3 @@ static void abort_from(ms_run *r, const char *why)
     }
     if (code != MS_OK) ms__fail(code, "%s", text);
 }
-
-void ms_run_abort(ms_run *r) { abort_from(r, NULL); }
-void ms_run_fail(ms_run *r, const char *text) { abort_from(r, text); }

@@ -21,7 +21,7 @@ static __thread struct {
     ms_status code;
 } failure;
 
-ms_state ms__state = { .grad_mode = 1, .dist_failures = -1 };
+ms_state ms__state = { .grad_mode = 1, .dist_failures = -1, .gc_limit = 64 << 20 };
 
 typedef struct string {
     struct string *next;

@@ -297,11 +297,8 @@ static const char *const categories[] = { "operator", "backward",  "module", "co
                                           "fsdp",     "optimizer", "step",   "user" };
 static const char *const lanes[] = { "script", "gather queue", "reduce queue", "copy queue" };
 
-const char *ms_range_category(int kind)
-{
-    return kind >= 0 && kind < (int)MS_COUNT(categories) ? categories[kind] : "?";
-}
-const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[k] : "?"; }
+const char *ms__range_kind_name(int k) { return k >= 0 && k < (int)MS_COUNT(categories) ? categories[k] : NULL; }
+const char *ms__range_lane_name(int k) { return k >= 0 && k < (int)MS_COUNT(lanes) ? lanes[k] : NULL; }
 
 static double micro(double seconds) { return (double)ms__job_time((int64_t)llround(seconds * 1e9)) * 1e-3; }
 
@@ -364,7 +361,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
         const ms_collective_range *c = r->collective ? &t->collectives[r->collective - 1] : NULL;
         double from = micro(r->start);
         fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank,
-                (int)r->lane, from, micro(r->start + r->duration) - from, ms_range_category(r->kind));
+                (int)r->lane, from, micro(r->start + r->duration) - from, ms__range_kind_name(r->kind));
         put_json_string(f, r->name);
         if (*r->detail || c) put_arguments(f, r, c);
         fputc('}', f);

@@ -40,7 +40,9 @@ void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, cons
 void ms__range_close(ms_open_range *r);
 // Formats a text, which is freed with the last recording; "" if none is active. For the engine thread and workers.
 const char *ms__trace_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-bool ms__trace_shapes(void);  // whether an active recording includes shapes
+bool ms__trace_shapes(void);                // whether an active recording includes shapes
+const char *ms__range_kind_name(int kind);  // NULL if there is none
+const char *ms__range_lane_name(int lane);
 // Ends the range of the previous step and begins that of `step`; -1: the loop over ms.steps has ended.
 void ms__trace_step(int64_t step);
 // Does the work of ms_trace_save_at_exit, for exits that skip atexit handlers.

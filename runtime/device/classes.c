@@ -4,7 +4,6 @@
 
 #include "device/classes.h"
 
-size_t ms__memory_limit = SIZE_MAX;
 static ms_block *unused;  // records
 
 ms_block *ms__header_new(void)

@@ -65,10 +65,9 @@ static inline int ms__class_of(size_t bytes, size_t *size)
 ms_block *ms__header_new(void);  // a block's record; NULL: no memory
 void ms__header_drop(ms_block *b);
 
-extern size_t ms__memory_limit;  // of each device, for allocated bytes (ms_set_memory_limit); SIZE_MAX: none
 static inline bool ms__over_limit(size_t allocated, size_t bytes)
 {
-    return bytes > ms__memory_limit || allocated > ms__memory_limit - bytes;
+    return ms__state.memory_limit > 0 && (double)allocated + (double)bytes > ms__state.memory_limit;
 }
 // Fails with MS_ENOMEM. u: the device's ledger; why: the reason, in parentheses.
 ms_status ms__pool_no_memory(const ms_usage *u, int device, size_t bytes, const char *what, const char *why);

@@ -10,7 +10,6 @@
 #include "device/device.h"
 #include "device/move.h"
 #include "device/history.h"
-#include "device/lend.h"
 #include "device/slab.h"
 #include "device/stream.h"
 
@@ -33,8 +32,6 @@ static struct {
     // Allocations that are never returned to the driver.
     void **kept;
     int n_kept, cap_kept;
-    // Blocks that were freed while other processes have them mapped.
-    ms_block *lent;
 } pool;
 
 ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &pool.gpus[index].use : NULL; }
@@ -206,30 +203,11 @@ void ms__gpu_free(ms_block *b)
     gpu *g = &pool.gpus[index];
     size_t size;
     const ms_cuda_table *t = ms__cuda();
-    if (MS_UNLIKELY(ms__borrowed(b))) {
-        // Kernels may still use the memory. If they never end, it stays mapped.
-        if (ms__cuda_settle(index) == MS_OK) t->close(index, b->data);
-        ms__return(b);
-        ms__header_drop(b);
-        return;
-    }
-    if (MS_UNLIKELY(ms__lent_blocks) && ms__lent(b)) {
-        ms__push(&pool.lent, b);
-        return;
-    }
     if (MS_UNLIKELY(b->pins != NULL) && unpin_gpu_block(b)) return;
     if (t->mark) t->mark(index, b->data, 0, b->size);
     ms__drop_allocated(&g->use, b);
     if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
     else ms__push(&g->free[ms__class_of(b->size, &size)], b);
-}
-
-// Takes back the blocks that no other process has mapped any more.
-static void reclaim(void)
-{
-    ms_block *all = pool.lent, *b;
-    pool.lent = NULL;
-    while ((b = ms__pop(&all))) ms__gpu_free(b);
 }
 
 // A freed block can be reused at once: operators use it in the order of the compute stream, and work queued on
@@ -242,14 +220,13 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &pool.gpus[index];
     if (ms__over_limit(g->use.allocated, bytes))
-        return ms__pool_no_memory(&g->use, device, bytes, what, "limit of ms_set_memory_limit");
+        return ms__pool_no_memory(&g->use, device, bytes, what, "limit of ms_state.memory_limit");
     if (bytes > (size_t)1 << 40)
         return ms__pool_no_memory(&g->use, device, bytes, what, "more than the largest block, 1 TiB");
     int c = ms__class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     ms_status st = MS_OK;
     ms_block *b;
     ms_pins *pins = ms__pinning;
-    if (MS_UNLIKELY(pool.lent)) reclaim();
     if (MS_UNLIKELY(pins != NULL) && (b = take_pinned_block(pins, device, bytes, size))) st = MS_OK;
     else if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
@@ -284,7 +261,6 @@ ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *wh
 
 void ms__gpu_empty_caches(void)
 {
-    reclaim();
     for (int k = 0; ms__cuda() && k < MS_CUDA_DEVICES; k++)
         if (pool.gpus[k].use.reserved) (void)empty_gpu_cache(k);
 }

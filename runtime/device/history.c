@@ -169,10 +169,10 @@ void ms__history_restart(int device, const ms_usage *u)
     memcpy(p->kinds, u->kinds, sizeof p->kinds);
 }
 
-const char *ms_memory_kind_name(int kind)
+const char *ms__memory_kind_name(int kind)
 {
     static const char *const names[] = { "other", "parameters", "gradients", "optimizer", "gathered" };
-    return kind >= 0 && kind < MS_MEMORY_KINDS ? names[kind] : "?";
+    return kind >= 0 && kind < MS_MEMORY_KINDS ? names[kind] : NULL;
 }
 
 double ms__history_read(int device, ms_memory *at_peak, ms_memory_record *out, double room)

@@ -19,6 +19,7 @@ void ms__history_kind(ms_block *b, ms_memory_kind kind);
 
 void ms__history_restart(int device, const ms_usage *u);  // what is in use now becomes the peak
 // The part of ms_memory_snapshot that reads the records.
+const char *ms__memory_kind_name(int kind);  // NULL if there is none
 double ms__history_read(int device, ms_memory *peak, ms_memory_record *out, double room);
 
 static inline void ms__add_allocated(ms_usage *u, ms_block *b, const char *what)

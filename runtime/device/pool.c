@@ -296,7 +296,7 @@ static inline ms_status take_block(ms_block **out, size_t bytes, const char *wha
 {
     ms_block *b;
     if (MS_UNLIKELY(ms__over_limit(pool.use.allocated + pool.use.scratch, bytes)))
-        return fail_no_memory(bytes, what, "limit of ms_set_memory_limit");
+        return fail_no_memory(bytes, what, "limit of ms_state.memory_limit");
     if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return fail_no_memory(bytes, what, "more than the largest block, 1 TiB");
     size_t size;
     int c = ms__class_of(bytes, &size);
@@ -483,8 +483,6 @@ void ms_empty_cache(void)
     empty_cpu_cache();
     ms__gpu_empty_caches();
 }
-
-void ms_set_memory_limit(double bytes) { ms__memory_limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }
 
 double ms_fail_allocation(double nth)
 {

@@ -65,10 +65,6 @@ void ms__pool_stats(int device, ms_memory *out);
 // Number of tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats.
 extern int64_t ms__live_tensors;
 
-// Whether b is GPU memory that belongs to another process (ms_cuda_open): apart from a captured step's copies of blocks
-// (ops/captured.c), only such blocks have size 0 and an address.
-static inline bool ms__borrowed(const ms_block *b) { return b->size == 0 && b->data; }
-
 #ifdef __cplusplus
 }
 #endif

@@ -9,7 +9,9 @@
 
 #include "base/launcher.h"
 #include "base/env.h"
+#include "base/trace.h"
 #include "device/capture.h"
+#include "device/history.h"
 #include "ops/op.h"
 
 static struct {
@@ -98,7 +100,20 @@ ms_status ms_init(void)
     MS_TRY(check_environment());
     settings.ready = true;
     ms_set_num_threads(default_threads());
+    const char *debug = getenv("MOONSHARD_DEBUG");
+    ms__state.debug_level = !debug ? 0 : strcmp(debug, "info") == 0 ? 1 : strcmp(debug, "detail") == 0 ? 2 : 0;
     return MS_OK;
+}
+
+const char *ms_name_of(ms_named what, int k)
+{
+    switch (what) {
+    case MS_NAME_DTYPE: return k >= 0 && k < MS_DTYPES ? ms__dtype_name(k) : NULL;
+    case MS_NAME_MEMORY: return ms__memory_kind_name(k);
+    case MS_NAME_RANGE: return ms__range_kind_name(k);
+    case MS_NAME_LANE: return ms__range_lane_name(k);
+    }
+    return NULL;
 }
 
 int ms_num_threads(void) { return settings.threads; }

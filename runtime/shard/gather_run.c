@@ -59,6 +59,6 @@ ms_run *ms_unit_gather_run(double handle, int early, int prefetched)
     ms_run *r = u ? ms__run_new() : NULL;
     if (!r) return NULL;
     if (ms__unit_push_gather(r, u, early != 0, prefetched != 0) == MS_OK) return r;
-    ms_run_abort(r);
+    ms_run_abort(r, NULL);
     return NULL;
 }

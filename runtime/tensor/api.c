@@ -10,7 +10,6 @@
 #include "device/move.h"
 #include "device/gpu_pool.h"
 #include "device/host_pins.h"
-#include "device/lend.h"
 #include "tensor/tensor.h"
 
 static ms_status check_dtype(const char *who, int dtype)
@@ -140,51 +139,6 @@ int ms_is_pinned(ms_id id)
 {
     const ms_tensor *t = ms__tensor(id);
     return t && ms__device(t) == MS_CPU && t->storage->block && ms__host_pinned(t->storage->block);
-}
-
-ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
-{
-    ms_tensor *t = ms__tensor(id);
-    if (!t) return ms__failure();
-    ms_block *b = t->storage->block;
-    if (!ms__is_cuda(ms__device(t)) || !b || !ms__is_contiguous(t))
-        return ms__fail(MS_EINVAL, "cuda_share: %s given, expected a contiguous tensor with memory on cuda",
-                        ms__tensor_text(t));
-    MS_TRY(ms__storage_sync(t->storage, true));
-    MS_TRY(ms__cuda_sync(ms__device(t), MS_STREAM_COMPUTE));
-    if (ms__borrowed(b))
-        return ms__fail(MS_EINVAL, "cuda_share: %s is in memory of another process; only that process can share it",
-                        ms__tensor_text(t));
-    char *base = ms__device_base(b);
-    if (!base)
-        return ms__fail(MS_ESTATE, "cuda_share: %s cannot be shared: there was no memory to record its allocation",
-                        ms__tensor_text(t));
-    *offset = (double)((char *)ms__data(t) - base);
-    MS_TRY(ms__cuda()->share(base, handle));
-    return ms__lend(b, handle, *offset);
-}
-
-ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape)
-{
-    int device = MS_CUDA | index << 8;
-    int64_t bytes = ms__dtype_size(dtype);
-    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) || ms__cuda_need(device, "cuda_open"))
-        return 0;
-    for (int d = 0; d < ndim; d++) bytes *= shape[d];
-    ms_storage *s;
-    void *base;
-    if (ms__storage_new(&s, device, 0, "cuda_open")) return 0;
-    ms_status st = ms__borrow(handle, offset, s->block);
-    if (st == MS_OK && (st = ms__cuda()->open(index, handle, &base))) ms__return(s->block);
-    ms_tensor *t = NULL;
-    if (st == MS_OK) {
-        s->block->data = base;  // releasing the storage unmaps this memory
-        s->data = (char *)base + (size_t)offset;
-        s->bytes = (size_t)bytes;
-        t = ms__tensor_on(s, dtype, ndim, shape, 0);
-    }
-    ms__storage_release(s);
-    return t ? ms__name(t) : 0;
 }
 
 ms_status ms_tensor_info(ms_id id, ms_info *out)

@@ -28,5 +28,4 @@ int ms__promote(int a, int b)
     return rank[a] > rank[b] ? a : b;
 }
 
-const char *ms_dtype_name(int dtype) { return dtype >= 0 && dtype < MS_DTYPES ? dtypes[dtype].name : NULL; }
 int ms_dtype_size(int dtype) { return dtype >= 0 && dtype < MS_DTYPES ? dtypes[dtype].size : 0; }

@@ -54,13 +54,12 @@ static struct {
     grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
     uint32_t n_graves;
     struct {
-        double limit;       // the soft limit of ms_set_gc_limit, in bytes
         double since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
         double live;        // bytes of the unscoped tensors alive
         double live_after;  // bytes in use on the CPU right after the last collection
         bool asked;
     } unscoped;
-} ids = { .n_slots = 1, .n_scopes = 1, .unscoped.limit = 64 << 20 };
+} ids = { .n_slots = 1, .n_scopes = 1 };
 
 static inline slot *slot_at(uint32_t i) { return &ids.chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
@@ -175,14 +174,12 @@ static void count_unscoped(const ms_tensor *t)
         ids.unscoped.live_after = all.allocated;
     }
     ids.unscoped.since += bytes;
-    if (ids.unscoped.since > ids.unscoped.limit + ids.unscoped.live / 2 ||
-        all.allocated > ids.unscoped.live_after + ids.unscoped.limit + ids.unscoped.live_after / 2) {
+    if (ids.unscoped.since > ms__state.gc_limit + ids.unscoped.live / 2 ||
+        all.allocated > ids.unscoped.live_after + ms__state.gc_limit + ids.unscoped.live_after / 2) {
         ms__state.gc_wanted = 1;
         ids.unscoped.asked = true;
     }
 }
-
-void ms_set_gc_limit(double bytes) { ids.unscoped.limit = bytes; }
 
 static ms_status no_names(const char *what)
 {

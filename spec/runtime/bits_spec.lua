@@ -70,8 +70,8 @@ local script = [[
             end
           end
         end
-        print(("%s %s %s %s %s"):format(case.product and "product" or "plain", case[1], ffi.string(lib.ms_dtype_name(dtype)),
-          table.concat(case[3] or {}, ","), word))
+        print(("%s %s %s %s %s"):format(case.product and "product" or "plain", case[1],
+          ffi.string(lib.ms_name_of(ffi.C.MS_NAME_DTYPE, dtype)), table.concat(case[3] or {}, ","), word))
         lib.ms_scope_close(scope, nil, 0)
       end
     end

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- The allocator: exact counts of bytes, reuse, limits, injected failures.
 local ms = require "moonshard"
-local lib = require "moonshard.core.ffi".lib
+local engine = require "moonshard.core.ffi"
 local collected = require "spec.support.collected"
 local process = require "spec.support.process"
+local lib, state = engine.lib, engine.state
 
 describe("the allocator", function()
   local function allocated() return ms.memory_stats("cpu").allocated end
@@ -116,12 +117,12 @@ describe("the allocator", function()
     -- Leftovers of other specs are freed now, not during the test.
     collected()
     local before = allocated()
-    lib.ms_set_memory_limit(before + 1000)
+    state.memory_limit = before + 1000
     local ok, why = pcall(ms.empty, 1000)
     local fine = pcall(ms.scope, function() local _ = ms.empty(100) end)
-    lib.ms_set_memory_limit(0)
+    state.memory_limit = 0
     assert.is_false(ok)
-    assert.matches("no memory for 4000 bytes on cpu %(limit of ms_set_memory_limit; %d+ bytes allocated", why)
+    assert.matches("no memory for 4000 bytes on cpu %(limit of ms_state.memory_limit; %d+ bytes allocated", why)
     assert.is_true(fine)
     assert.are.equal(before, allocated())
     ok, why = pcall(ms.empty, 2 ^ 41)

@@ -43,7 +43,8 @@ for _, op in ipairs(samples.operators()) do
       end
       lib.ms_scope_close(scope, nil, 0)
     end
-    if n > 0 then print(("%s %s, %d samples: %s"):format(op.name, ffi.string(lib.ms_dtype_name(dtype)), n, bit.tohex(h))) end
+    local name = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_DTYPE, dtype))
+    if n > 0 then print(("%s %s, %d samples: %s"):format(op.name, name, n, bit.tohex(h))) end
   end
 end
 

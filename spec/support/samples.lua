@@ -283,7 +283,7 @@ function samples.backward(roots, grads)
   local state = lib.ms_run_next(run, event)
   if state == E.MS_RUN_FAILED then
     local text = ffi.string(lib.ms_error())
-    lib.ms_run_abort(run)
+    lib.ms_run_abort(run, nil)
     error("backward: " .. text, 0)
   end
   assert(state == E.MS_RUN_DONE, "backward: the run raised an event, but there are no hooks")

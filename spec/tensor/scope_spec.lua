@@ -512,9 +512,10 @@ describe("memory", function()
   -- Memcheck examines every element, so under it tensors and limits are a sixteenth.
   local scale = os.getenv "MOONSHARD_TOOL" == "valgrind" and 16 or 1
   local MiB = 2 ^ 20 / scale
-  local lib = require("moonshard.core.ffi").lib
-  before_each(function() lib.ms_set_gc_limit(64 * MiB) end)
-  after_each(function() lib.ms_set_gc_limit(64 * 2 ^ 20) end)
+  local engine = require "moonshard.core.ffi"
+  local lib, state = engine.lib, engine.state
+  before_each(function() state.gc_limit = 64 * MiB end)
+  after_each(function() state.gc_limit = 64 * 2 ^ 20 end)
 
   it("of unscoped tensors follows the collector", function()
     collected()
@@ -548,15 +549,15 @@ describe("memory", function()
     collected()
     lib.ms_empty_cache()
     local used = ms.memory_stats("cpu").allocated
-    lib.ms_set_gc_limit(2 ^ 40)                         -- disables automatic collections
-    lib.ms_set_memory_limit(used + 50 * MiB)
+    state.gc_limit = 2 ^ 40                         -- disables automatic collections
+    state.memory_limit = used + 50 * MiB
     local ok, message = pcall(function()
       local t = ms.zeros(256 / scale, 1024)
       for _ = 1, 200 do t = t + 1 end
       assert.are.equal(200, t[1][1]:item())
       return ms.zeros(100, 2 ^ 20)
     end)
-    lib.ms_set_memory_limit(0)
+    state.memory_limit = 0
     assert.is_false(ok)                                 -- only the last tensor fails: it exceeds the limit
     assert.matches("100, 1048576", message:gsub("419430400", "100, 1048576"))
   end)

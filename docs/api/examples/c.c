@@ -30,7 +30,7 @@ static void engine(void)
     int autocast = ms_set_autocast(MS_BF16 + 1);
     ms_set_autocast(autocast);
     CHECK(ms_set_default_dtype(MS_F32) == MS_F32);
-    printf("%s has %d bytes\n", ms_dtype_name(MS_F16), ms_dtype_size(MS_F16));
+    printf("%s has %d bytes\n", ms_name_of(MS_NAME_DTYPE, MS_F16), ms_dtype_size(MS_F16));
     ms_catch_sigint(1);
     ms_catch_sigint(0);
     const double value = 1;
@@ -56,12 +56,11 @@ static void memory(void)
     ms_memory_site(1);
     double n = ms_memory_snapshot(MS_CPU, &now, &peak, records, 8);
     for (int k = 0; k < n && k < 8; k++)
-        printf("%s: %.0f bytes of %s\n", records[k].what, records[k].bytes, ms_memory_kind_name(records[k].kind));
+        printf("%s: %.0f bytes of %s\n", records[k].what, records[k].bytes,
+               ms_name_of(MS_NAME_MEMORY, records[k].kind));
     ms_memory_history(0);
     ms_empty_cache();
-    ms_set_memory_limit(1e9);
-    ms_set_memory_limit(0);
-    ms_set_gc_limit(64 << 20);
+    ms_get_state()->gc_limit = 64 << 20;
 }
 
 static void tensors(void)

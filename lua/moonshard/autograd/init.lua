@@ -90,7 +90,7 @@ end
 M.event_tensors = event_tensors
 
 local function abort(run, message)
-  lib.ms_run_fail(run, tostring(message))
+  lib.ms_run_abort(run, tostring(message))
   error(message, 0)
 end
 
@@ -126,7 +126,7 @@ local function pull_events(run, event)
     if s == DONE then return end
     if s ~= EVENT then
       local text = failure(event)
-      lib.ms_run_abort(run)
+      lib.ms_run_abort(run, nil)
       errors.raise_text(text)
     end
   end
@@ -144,7 +144,7 @@ function M.abort_left(all)
     local puller = pullers[d]
     local co = puller.co[1]
     if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
-      lib.ms_run_abort(puller.run)
+      lib.ms_run_abort(puller.run, nil)
       depth = d - 1
       log.warn("an unfinished backward was aborted: the coroutine that called it, or the line at the prompt, ended "
         .. "while a hook, an ms.Function or a checkpoint ran")
@@ -228,7 +228,7 @@ local function pull(run, tensors)
     end
   elseif s ~= DONE then
     local text = failure(event)
-    lib.ms_run_abort(run)
+    lib.ms_run_abort(run, nil)
     end_all(2, text, collects)
     errors.raise_text(text)
   end

@@ -11,7 +11,7 @@ local M = {}
 
 local names, numbers = {}, {}
 for number = 0, C.MS_DTYPES - 1 do
-  local name = engine.ffi.string(lib.ms_dtype_name(number))
+  local name = engine.ffi.string(lib.ms_name_of(C.MS_NAME_DTYPE, number))
   names[number] = name
   numbers[name] = number
 end

@@ -480,12 +480,12 @@ dist.new_group, dist.free_group = calls.one(dist.new_group, of_world), calls.one
 
 -- ---- records of collectives, debug levels -----------------------------------------------------------
 
-local entry = ffi.new "ms_ledger_entry"
+local n_entries = ffi.new "int[1]"
 
 local function ledger(first)
-  local list = {}
-  for k = first, lib.ms_dist_record_count() - 1 do
-    if lib.ms_dist_record_get(k, entry) ~= 0 then fail() end
+  local list, entries = {}, lib.ms_dist_record(n_entries)
+  for k = first, n_entries[0] - 1 do
+    local entry = entries[k]
     list[#list + 1] = {
       op = op_names[entry.op] or (entry.output_numel > 0 and "recv" or "send"), dtype = dtypes.name(entry.dtype),
       input_numel = entry.input_numel, output_numel = entry.output_numel, bytes = entry.bytes,
@@ -522,7 +522,8 @@ function dist.set_debug_level(level)
   for k, name in ipairs(levels) do
     if name == level then
       tensor.record_sites(level ~= "off")
-      return lib.ms_dist_set_debug_level(k - 1)
+      engine.state.debug_level = k - 1
+      return
     end
   end
   errors.raise("set_debug_level: level is %s, expected 'off', 'info' or 'detail'", errors.show(level))
@@ -530,7 +531,7 @@ end
 
 --- The current level; initially that of the environment variable MOONSHARD_DEBUG, or "off".
 ---@return "off"|"info"|"detail"
-function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
+function dist.debug_level() return levels[engine.state.debug_level + 1] end
 
 --- How ranks reach each other: the backend that dist.init or MOONSHARD_BACKEND chose; by default "mpi" if mpirun,
 --- mpiexec, srun or PMIx started this process, else "self".

@@ -236,7 +236,7 @@ function Reader:info(name)
   if lib.ms_loader_info(self._loader, position(self, name), info) ~= 0 then errors.fail() end
   local shape = {}
   for d = 1, info.ndim do shape[d] = tonumber(info.shape[d - 1]) end
-  return shape, ffi.string(lib.ms_dtype_name(info.dtype))
+  return shape, ffi.string(lib.ms_name_of(ffi.C.MS_NAME_DTYPE, info.dtype))
 end
 
 function Reader:close()

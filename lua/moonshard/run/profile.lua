@@ -106,8 +106,8 @@ local function events_of(trace)
   for k = 0, trace.n - 1 do
     local r = trace.ranges[k]
     if r.lane == 0 then
-      local e = { category = ffi.string(lib.ms_range_category(r.kind)), name = ffi.string(r.name), start = r.start,
-        duration = r.duration }
+      local e = { category = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_RANGE, r.kind)), name = ffi.string(r.name),
+        start = r.start, duration = r.duration }
       e.detail = places.module(tonumber(ffi.string(r.detail):match "^module (%d+)$")) or ""
       local unit = r.collective > 0 and ffi.string(trace.collectives[r.collective - 1].unit) or ""
       e.unit = unit ~= "" and unit or nil

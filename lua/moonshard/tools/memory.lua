@@ -81,7 +81,7 @@ local function stacks_of(device)
   for k = 0, n - 1 do
     local r = records[k]
     local lines = places.lines(r.site)
-    local stack = { what = ffi.string(r.what), kind = ffi.string(lib.ms_memory_kind_name(r.kind)),
+    local stack = { what = ffi.string(r.what), kind = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_MEMORY, r.kind)),
       module = places.module(r.module), bytes = r.bytes, blocks = r.blocks, peak_bytes = r.peak_bytes,
       peak_blocks = r.peak_blocks, lines = {} }
     for i = #lines, 1, -1 do

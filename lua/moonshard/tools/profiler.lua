@@ -202,8 +202,8 @@ function Profile:events()
   local trace, out = trace_of(self, "events"), {}
   for k = 0, trace.n - 1 do
     local r = trace.ranges[k]
-    local e = { name = ffi.string(r.name), category = ffi.string(lib.ms_range_category(r.kind)),
-      thread = ffi.string(lib.ms_range_lane(r.lane)),
+    local e = { name = ffi.string(r.name), category = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_RANGE, r.kind)),
+      thread = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_LANE, r.lane)),
       detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated,
         memory = r.memory }
     if e.category == "backward" then                    -- from the engine: "module 12", or "" if it is not known
@@ -235,8 +235,8 @@ function Profile:key_averages(given)
     local key = name .. "\0" .. r.lane .. "\0" .. kind .. "\0" .. detail
     local row = by_key[key]
     if not row then
-      row = { key = name, thread = ffi.string(lib.ms_range_lane(r.lane)),
-      category = ffi.string(lib.ms_range_category(kind)), detail = detail, count = 0,
+      row = { key = name, thread = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_LANE, r.lane)),
+      category = ffi.string(lib.ms_name_of(ffi.C.MS_NAME_RANGE, kind)), detail = detail, count = 0,
         cpu_time_total = 0, self_cpu_time_total = 0, cpu_memory_usage = 0, self_cpu_memory_usage = 0, place = #rows }
       by_key[key], rows[#rows + 1] = row, row
     end

@@ -5,26 +5,15 @@
 #include "comm/movers/bytes.h"
 
 static struct {
-    int debug_level;  // -1: MOONSHARD_DEBUG has not been read yet
     ms_ledger_entry *list;
     int n, cap, depth;
-} log = { .debug_level = -1 };
-
-void ms_dist_set_debug_level(int level) { log.debug_level = level; }
-int ms_dist_debug_level(void)
-{
-    if (log.debug_level < 0) {
-        const char *s = getenv("MOONSHARD_DEBUG");
-        log.debug_level = !s ? 0 : strcmp(s, "info") == 0 ? 1 : strcmp(s, "detail") == 0 ? 2 : 0;
-    }
-    return log.debug_level;
-}
+} log;
 
 ms_status ms__record_collective(const ms_coll *c)
 {
-    if (MS_LIKELY(!log.depth && log.debug_level == 0) || c->op == OP_REFUSED) return MS_OK;
+    if (MS_LIKELY(!log.depth && ms__state.debug_level == 0) || c->op == OP_REFUSED) return MS_OK;
     double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
-    if (ms_dist_debug_level() > 0) {
+    if (ms__state.debug_level > 0) {
         char text[WHAT];
         ms__fingerprint_text(&c->fingerprint, text, sizeof text);
         fprintf(stderr, "rank %d: dist: collective %u of group %g: %s\n", ms__world.rank, (unsigned)c->number, c->g->id,
@@ -47,13 +36,10 @@ int ms_dist_record_begin(void)
     if (log.depth++ == 0) log.n = 0;
     return log.n;
 }
-int ms_dist_record_count(void) { return log.n; }
-ms_status ms_dist_record_get(int k, ms_ledger_entry *out)
+const ms_ledger_entry *ms_dist_record(int *n)
 {
-    if (k < 0 || k >= log.n)
-        return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d is out of range: there are %d entries", k, log.n);
-    *out = log.list[k];
-    return MS_OK;
+    *n = log.n;
+    return log.list;
 }
 void ms_dist_record_end(void)
 {

@@ -12,21 +12,22 @@ static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t bytes_left(size_t bytes, size_t at, size_t n) { return at < bytes ? smaller(bytes - at, n) : 0; }
 
 // memmove, also for empty tensors, which have no address.
-static inline void put_bytes(void *to, const void *from, size_t n)
+static inline void copy_or_move(void *to, const void *from, size_t n)
 {
     if (n) memmove(to, from, n);
 }
 
-// As put, but `to` (put_out) or `from` (put_in) is in a tensor of c, which may be on a GPU; the other is in a window.
+// As copy_or_move, but `to` (put_out) or `from` (put_in) is in a tensor of c, which may be on a GPU; the other is in a
+// window.
 static inline void put_out(ms_coll *c, void *to, const void *from, size_t n)
 {
     if (MS_UNLIKELY(c->device != NULL)) c->device->copy(c, to, from, n, MS_TO_DEVICE);
-    else put_bytes(to, from, n);
+    else copy_or_move(to, from, n);
 }
 static inline void put_in(ms_coll *c, void *to, const void *from, size_t n)
 {
     if (MS_UNLIKELY(c->device != NULL)) c->device->copy(c, to, from, n, MS_TO_HOST);
-    else put_bytes(to, from, n);
+    else copy_or_move(to, from, n);
 }
 
 // Copies within CPU memory; or queues a copy on the collective's stream, if the tensors are on a GPU.
@@ -49,7 +50,7 @@ static inline void reduce_block(ms_coll *c, int n_src, const char *const *src, i
 
 // The elements [*first, *first + n) of `count` that member k of n_members reduces. The cuts are at cache lines; they do
 // not affect the result. Returns n.
-static inline size_t share_of(size_t count, int n_members, int k, size_t *first)
+static inline size_t slice_of_member(size_t count, int n_members, int k, size_t *first)
 {
     size_t each = ((count + (size_t)n_members - 1) / (size_t)n_members + 63) & ~(size_t)63;
     *first = each * (size_t)k < count ? each * (size_t)k : count;

@@ -59,7 +59,7 @@ ms_status ms__move_direct(ms_coll *c)
         if (s->out_arena && !(out[k] = member_address(c, k, s->out_arena, s->out_at))) return MS_ECOMM;
     }
     if (c->op == MS_DIST_ALL_REDUCE || c->op == MS_DIST_REDUCE) {
-        size_t first, mine = share_of(c->count, n, me, &first);
+        size_t first, mine = slice_of_member(c->count, n, me, &first);
         for (int k = 0; k < n; k++) {
             in[k] += first * esize;
             out[k] += first * esize;

@@ -273,7 +273,7 @@ static ms_status reduce_chain(ms_waiter *w, char *const *windows, char *acc, cha
 
 enum { ROOM = 4 * WINDOW };
 
-static char *room_of(const ms_coll *c)
+static char *accumulator_of(const ms_coll *c)
 {
     return messages.rooms[c->stream] ? messages.rooms[c->stream] : (messages.rooms[c->stream] = malloc(ROOM));
 }
@@ -290,7 +290,7 @@ static void room_back(const ms_coll *c, char *room, ms_status status)
 ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n)
 {
     ms_coll *c = w->c;
-    char *acc = room_of(c);
+    char *acc = accumulator_of(c);
     if (!acc) return no_message_memory(c, ROOM, "partial results");
     ms_status status = reduce_chain(w, windows, acc, result, n);
     room_back(c, acc, status);
@@ -423,7 +423,7 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
     const size_t part = c->n_parts ? WINDOW / 2 : ROOM / PARTS;
     int me = c->g->me, other = 1 - me, tag = tag_of(c, KIND_CHAIN), rank = c->g->ranks[other];
     size_t here = bytes[me], there = bytes[other], most = here > there ? here : there;
-    char *room = room_of(c);
+    char *room = accumulator_of(c);
     if (!room) return no_message_memory(c, ROOM, "partial results");
     void *sent[PARTS] = { NULL }, *got[PARTS] = { NULL };
     flight results = { 0 };

@@ -18,7 +18,7 @@ static ms_status inline_move(ms_waiter *w)
     if (c->op == MS_DIST_ALL_REDUCE || (c->op == MS_DIST_REDUCE && c->root == g->me))
         ms__reduce(&c->reducer, in, 1, &c->out.data, c->count);
     else if (c->op == MS_DIST_ALL_GATHER)
-        for (int k = 0; k < g->n; k++) put_bytes(c->out.data + (size_t)k * block, in[k], block);
+        for (int k = 0; k < g->n; k++) copy_or_move(c->out.data + (size_t)k * block, in[k], block);
     else ms__move_whole_blocks(c, in);
     return MS_OK;
 }

@@ -54,7 +54,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
             if (me == g->leader) MS_TRY(ms__far_reduce(w, windows, result, count));
         } else {
             // Each member reduces its part of the slice into its own window.
-            size_t first, m = share_of(count, members, me, &first);
+            size_t first, m = slice_of_member(count, members, me, &first);
             const char *src[RANKS];
             for (int k = 0; k < members; k++) src[k] = windows[k] + first * esize;
             char *dst = mine + WINDOW + first * esize;
@@ -65,7 +65,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, const part_of_blocks
             size_t skip = c->op == MS_DIST_REDUCE_SCATTER ? (size_t)me * stride : 0;
             if (g->far) put_out(c, c->out.data + at, result + skip, n);
             for (int k = 0; k < members && !g->far; k++) {  // the part of [skip, skip + n) that member k has reduced
-                size_t first, m = share_of(count, members, k, &first) * esize;
+                size_t first, m = slice_of_member(count, members, k, &first) * esize;
                 size_t from = larger(first * esize, skip), to = smaller(first * esize + m, skip + n);
                 if (from < to) put_out(c, c->out.data + at + (from - skip), windows[k] + WINDOW + from, to - from);
             }

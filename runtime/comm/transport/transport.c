@@ -20,7 +20,7 @@ static const struct row {
     { "self", " ", &ms__transport_self, NULL, NULL, NULL },
 };
 
-static ms_status load_plugin(const ms_transport **out, const struct row *row, const char *launcher)
+static ms_status load_transport(const ms_transport **out, const struct row *row, const char *launcher)
 {
     char path[4096];
     ms__plugin_path(path, sizeof path, row->plugin);
@@ -70,5 +70,5 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
         return MS_OK;
     }
     if (*launch->reason) return ms__fail(MS_ECOMM, "dist.init: %s", launch->reason);
-    return load_plugin(out, row, launch->name);
+    return load_transport(out, row, launch->name);
 }

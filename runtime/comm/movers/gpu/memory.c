@@ -136,7 +136,7 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
 {
     *out = (ms_gpu_place) { 0 };
     const ms_block *b = s ? ms__owner_of(s->block) : NULL;
-    if (!b || ms__borrowed(b) || !ms__gpu_shares()) return false;
+    if (!b || !ms__gpu_shares()) return false;
     char *base = ms__device_base(b);
     if (!base) return false;
     int k = own.n_bases;

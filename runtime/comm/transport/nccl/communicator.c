@@ -83,7 +83,7 @@ static ms_gpu_result poll_one(ms_gpu_group *g, nccl_comm comm, char *text, size_
     return state == NCCL_Success ? MS_GPU_DONE : describe_failure(state, comm, g->call, text, n);
 }
 
-static ms_gpu_result poll(ms_gpu_group *g, char *text, size_t n)
+static ms_gpu_result poll_group(ms_gpu_group *g, char *text, size_t n)
 {
     if (g->whole) {
         // NCCL stores the address of the new communicator when the split of the old one is complete.
@@ -106,7 +106,7 @@ static ms_gpu_result make_id(char id[MS_GPU_ID], char *text, size_t n)
     return MS_GPU_DONE;
 }
 
-static ms_gpu_result join(ms_gpu_group **out, const char id[MS_GPU_ID], int rank, int size, char *text, size_t n)
+static ms_gpu_result join_group(ms_gpu_group **out, const char id[MS_GPU_ID], int rank, int size, char *text, size_t n)
 {
     nccl_id given;
     nccl_config config = NCCL_CONFIG;
@@ -138,7 +138,7 @@ static void abort_one(ms_gpu_group *g)
     g->aborted = true;
 }
 
-static ms_gpu_result leave(ms_gpu_group *g, char *text, size_t n)
+static ms_gpu_result leave_group(ms_gpu_group *g, char *text, size_t n)
 {
     if (!g->comm || g->aborted || g->left) return MS_GPU_DONE;
     g->left = true;
@@ -164,10 +164,10 @@ void nccl_leave_all(void)
     char text[512];
     for (double until = now_seconds() + 5; made.list;) {
         ms_gpu_group *g = made.list;
-        ms_gpu_result r = leave(g, text, sizeof text);
+        ms_gpu_result r = leave_group(g, text, sizeof text);
         while (r == MS_GPU_BUSY && now_seconds() < until) {
             nanosleep(&(struct timespec) { .tv_nsec = 100000 }, NULL);
-            r = poll(g, text, sizeof text);
+            r = poll_group(g, text, sizeof text);
         }
         if (r == MS_GPU_DONE) {
             drop(g);
@@ -250,11 +250,11 @@ static ms_gpu_result queue(ms_gpu_group *g, int n_calls, const ms_gpu_call *call
 
 const ms_transport_gpu nccl_communicators = {
     .make_id = make_id,
-    .join = join,
+    .join = join_group,
     .split = split,
     .queue = queue,
-    .poll = poll,
+    .poll = poll_group,
     .abort = abort_one,
-    .leave = leave,
+    .leave = leave_group,
     .drop = drop,
 };
