@@ -198,8 +198,14 @@ local C = ffi.C
 local reductions = { sum = C.MS_DIST_SUM, avg = C.MS_DIST_AVG, max = C.MS_DIST_MAX, min = C.MS_DIST_MIN,
   prod = C.MS_DIST_PROD }
 local reduction_names = { "sum", "avg", "max", "min", "prod" }
-local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
-  "scatter", "all_to_all" }
+-- The collectives, by their numbers. by_inner: the first argument is a tensor; an instance of a tensor class is sent as
+-- its inner tensors.
+local collectives = { [0] = { name = "barrier" },
+  { name = "all_reduce", by_inner = true }, { name = "all_gather", by_inner = true },
+  { name = "reduce_scatter", by_inner = true }, { name = "broadcast", by_inner = true },
+  { name = "reduce", by_inner = true }, { name = "gather" }, { name = "scatter" },
+  { name = "all_to_all", by_inner = true } }
+assert(#collectives == C.MS_DIST_SEND - 1, "dist: a collective of moonshard.h is not among those of dist/init.lua")
 
 local call = ffi.new "ms_dist_call"
 local work_out = ffi.new "ms_work *[1]"
@@ -456,15 +462,14 @@ local function run_by_inner(name)
   end
   opts.original[call_by_inner], dist[name] = plain_call, call_by_inner
 end
-for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send",
-  "recv" } do
-  run_by_inner(name)
-end
-
-for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
-  "all_to_all", "barrier", "all_gather_object", "broadcast_object" } do
+run_by_inner "send"
+run_by_inner "recv"
+for k = 0, #collectives do
+  local name = collectives[k].name
+  if collectives[k].by_inner then run_by_inner(name) end
   dist[name] = calls.one(dist[name])
 end
+for _, name in ipairs { "all_gather_object", "broadcast_object" } do dist[name] = calls.one(dist[name]) end
 
 -- The group id of the two ranks of a send or receive; that of the world if they are invalid.
 local function pair(from, to)
@@ -487,7 +492,8 @@ local function ledger(first)
   for k = first, n_entries[0] - 1 do
     local entry = entries[k]
     list[#list + 1] = {
-      op = op_names[entry.op] or (entry.output_numel > 0 and "recv" or "send"), dtype = dtypes.name(entry.dtype),
+      op = collectives[entry.op] and collectives[entry.op].name or (entry.output_numel > 0 and "recv" or "send"),
+      dtype = dtypes.name(entry.dtype),
       input_numel = entry.input_numel, output_numel = entry.output_numel, bytes = entry.bytes,
       group = groups[entry.group] or (entry.group >= 0 and group_of(entry.group) or nil),
       unit = entry.unit ~= nil and ffi.string(entry.unit) or nil,

@@ -37,7 +37,8 @@ static inline void copy_block(ms_coll *c, char *dst, const char *src, size_t n)
     else ms__comm_copy(dst, src, n);
 }
 
-// Reduces n elements of n_src members' values into each of n_dst places.
+// Reduces n elements of n_src members' values into each of n_dst places; AVG divides by n_src. Not for values in
+// windows if the tensors are on a GPU, whose kernels cannot read windows.
 static inline void reduce_block(ms_coll *c, int n_src, const char *const *src, int n_dst, char *const *dst, size_t n)
 {
     int64_t numel = (int64_t)n;
