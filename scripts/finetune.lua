@@ -27,6 +27,7 @@ local OPTIONS = {
   { "lora-alpha", "positive", nil, "factor of the adapters, over their rank (default: twice the rank)" },
   { "lora-dropout", "share", 0, "dropout before the adapters" },
   { "int8", "flag", false, "with --lora: keep the layers' weights in int8; only the adapters are written at the end" },
+  { "bf16", "flag", false, "with --lora: keep the weights, and compute, in bfloat16; the adapters stay float32" },
   { "dpo", "flag", false, "learn preferences (Rafailov et al. 2023) against the model as it is at the start" },
   { "beta", "positive", 0.1, "with --dpo: how strongly the model is held to the one at the start" },
   { "lr", "positive", nil, "highest learning rate (default: 2e-5; 2e-4 with --lora; 1e-6 and 1e-5 with --dpo)" },
@@ -83,9 +84,12 @@ for _, o in ipairs(OPTIONS) do
   end
   if config[name] == nil then config[name] = o[3] end
 end
-for option, needed in pairs { ["lora-alpha"] = "lora", ["lora-dropout"] = "lora", int8 = "lora", beta = "dpo" } do
+for option, needed in pairs { ["lora-alpha"] = "lora", ["lora-dropout"] = "lora", int8 = "lora", bf16 = "lora",
+  beta = "dpo" } do
   if given[option] and not config[needed] then stop("--%s has no effect without --%s", option, needed) end
 end
+if config.int8 and config.bf16 then stop "--int8 and --bf16 are both given, expected one of them" end
+if config.bf16 then config.dtype = "bfloat16" end
 for _, name in ipairs { "model", "data" } do
   if not config[name] then stop("--%s is missing, expected %s", name, name == "model" and "a model's folder" or "a file") end
 end
@@ -144,7 +148,7 @@ local eval_every = config["eval-every"] or math.max(1, math.floor(steps / 4))
 ms.manual_seed(config.seed)
 -- No rank ever holds the whole model: each reads its own shards. Weights become int8 before they are sharded, though.
 local model = try("model", ms.hf.load, config.model,
-  { dtype = "float32", device = config.int8 and config.device or "meta" })
+  { dtype = config.bf16 and "bfloat16" or "float32", device = config.int8 and config.device or "meta" })
 if not model.lm_head then stop("--model: %s is no language model", model.family.architecture) end
 if model.context and config.length > model.context then
   stop("--length is %d, but the model of --model has only %d positions", config.length, model.context)
@@ -168,7 +172,7 @@ check_ids("validation", held)
 local function is_in_layer(name, m) return name:find "layers%." and (m:isa(nn.Linear) or m:isa(nn.Int8Linear)) end
 if config.int8 then nn.Int8Linear.convert_linear(model, { target = is_in_layer }) end
 local adapters = config.lora and try("lora", nn.lora, model, { rank = config.lora, dropout = config["lora-dropout"],
-  alpha = config["lora-alpha"] or 2 * config.lora, target = is_in_layer })
+  alpha = config["lora-alpha"] or 2 * config.lora, target = is_in_layer, dtype = config.bf16 and "float32" or nil })
 model:train()
 local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end

@@ -135,6 +135,20 @@ describe("scripts/finetune.lua", function()
     assert.is_near(found[#found], values("next", "val_loss")[1], 0.05)
   end)
 
+  it("trains adapters of float32 beside weights in bfloat16", function()
+    ok(tune(2, "bf16", { lora = 3, bf16 = true }))
+    local found = values("bf16", "val_loss")
+    assert.is_true(found[#found] < found[1])
+    local dtypes = {}
+    for _, t in pairs(ms.load(folder .. "/bf16/model/model.safetensors")) do dtypes[t.dtype] = true end
+    assert.are.same({ bfloat16 = true }, dtypes)
+    for _, t in pairs(ms.load(folder .. "/bf16/adapter/adapter_model.safetensors")) do
+      assert.are.equal("float32", t.dtype)
+    end
+    ok(tune(0, "after_bf16", { model = folder .. "/bf16/model", steps = 1 }))
+    assert.is_near(found[#found], values("after_bf16", "val_loss")[1], 0.05)
+  end)
+
   it("learns preferences, beginning at ln 2", function()
     ok(tune(2, "dpo", { dpo = true, data = folder .. "/dpo.jsonl" }))
     local found, right = values("dpo", "val_loss"), values("dpo", "val_accuracy")

@@ -176,6 +176,24 @@ describe("generate", function()
     o.max_new_tokens = 200
     assert.are.equal(before, after())
   end)
+
+  it("allocates a cache of a fixed length once, with the same tokens", function()
+    local model = model_of "mistral"
+    local o = { max_new_tokens = 45, eos_token_id = NONE }
+    local _, new = generate(model, { { 5, 6, 7 } }, o)
+    o.cache_length = 48
+    assert.are.same(new, select(2, generate(model, { { 5, 6, 7 } }, o)))
+    local held = {}
+    for _ in ms.text.stream(model, { 5, 6, 7 }, o) do
+      collectgarbage()
+      collectgarbage()
+      held[#held + 1] = ms.memory_stats("cpu").allocated
+    end
+    for k = 3, 44 do assert.are.equal(held[2], held[k]) end
+    o.cache_length = 47
+    assert.has_error(function() generate(model, { { 5, 6, 7 }, { 1 } }, o) end,
+      "generate: cache_length is 47, expected at least 48: the longest text has 3 tokens, and max_new_tokens is 45")
+  end)
 end)
 
 describe("stream", function()

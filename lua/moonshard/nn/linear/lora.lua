@@ -129,7 +129,7 @@ end
 local function adapt(m, kind, o)
   local weight = m.weight
   local A, B = kind.shapes(weight, o.rank)
-  local like = { dtype = (kind.like and kind.like(m) or weight).dtype, device = weight.device }
+  local like = { dtype = o.dtype or (kind.like and kind.like(m) or weight).dtype, device = weight.device }
   m.lora_A = empty(A, like)
   m.lora_B = empty(B, like)
   m.lora_scale, m.lora_dropout, m.lora_merged = o.alpha / o.rank, o.dropout, false
@@ -442,19 +442,21 @@ end
 --- parameters lora_A and lora_B, beside the layer's own. To be called before fully_shard, fsdp.FSDP (with
 --- use_orig_params) and nn.DDP.
 ---@param model Module  its parameters are frozen
----@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean, state: table<string, Tensor> }
+---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean, state: table<string, Tensor>, dtype: string }
 ---   target: the layers that get adapters: a Lua pattern for the last parts of their paths, such as "qkv" or
 ---   "attn%.%a+", a list of patterns, or a function; rank: rows of A (default: 8); alpha: the adapters' part is
 ---   multiplied by alpha / rank (default: rank); dropout: probability of dropout on the input of A,
 ---   except in Embedding (default: 0); trainable: other parameters that are trained, such as "head%.weight"; state: a
----   result of state_dict, which gives layers, rank, alpha and values in place of the other options but dropout
+---   result of state_dict, which gives layers, rank, alpha and values in place of the other options but dropout and
+---   dtype; dtype: of the adapters (default: that of the layer's weight), such as "float32" beside frozen weights in
+---   bfloat16
 ---@return LoRA
 local function lora(model, given)
   opts.expect(model, base.a_module, "lora: argument 1")
   local o = opts("lora", given, {
     target = opts.any, rank = opts.whole_from(1), alpha = opts.positive,
     dropout = opts.option(opts.kind("a number from 0 to below 1",
-      function(v) return type(v) == "number" and v >= 0 and v < 1 end), 0), trainable = opts.any, state = opts.any,
+      function(v) return type(v) == "number" and v >= 0 and v < 1 end), 0), trainable = opts.any, state = opts.any, dtype = opts.string,
   })
   local state = o.state
   if state ~= nil then

@@ -8,7 +8,7 @@
 ---   cache:memory(layer, make)  the keys and values of cross-attention: make() at the first call, then the same
 --- update and memory are called inside a module, whose scope releases the tensors made there: the cache keeps its own.
 --- Its buffers double when they are full, and layers with a window drop what it has passed: a position is copied about
---- once more, whatever the length. No gradients flow through it.
+--- once more, whatever the length. A cache of a fixed length allocates them once. No gradients flow through it.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -18,15 +18,16 @@ local errors = require "moonshard.core.errors"
 local Cache = {}
 Cache.__index = Cache
 
+---@param fixed? integer  positions to allocate at once; nil: the buffers grow
 ---@return Cache
-local function new() return setmetatable({ length = 0, layers = {}, memories = {} }, Cache) end
+local function new(fixed) return setmetatable({ length = 0, layers = {}, memories = {}, fixed = fixed }, Cache) end
 
 -- Makes room for `more` positions in a layer's buffers, and leaves the last `kept` there.
-local function make_room(at, k, v, kept, more)
+local function make_room(at, k, v, kept, more, fixed)
   local B, K, D, dropped = k:size(1), k:size(2), k:size(4), at.held - kept
   local old_k, old_v, in_place = at.k, at.v, at.capacity >= 2 * kept + more and dropped >= kept
   if not in_place then
-    at.capacity = math.max(32, 2 * (kept + more))
+    at.capacity = fixed or math.max(32, 2 * (kept + more))
     local kind = { dtype = k.dtype, device = k.device }
     at.k = create.empty({ B, K, at.capacity, D }, kind):keep()
     at.v = create.empty({ B, K, at.capacity, v:size(4) }, kind):keep()
@@ -58,7 +59,7 @@ function Cache:update(layer, k, v, window)
     self.layers[layer] = at
   end
   if at.held + T > at.capacity then
-    make_room(at, k, v, window and math.min(at.held, window - 1) or at.held, T)
+    make_room(at, k, v, window and math.min(at.held, window - 1) or at.held, T, self.fixed)
   end
   at.k:narrow(3, at.held + 1, T):copy_(k)
   at.v:narrow(3, at.held + 1, T):copy_(v)

@@ -47,7 +47,7 @@ local function chat(model, tokenizer, given)
   end
   o.eos_token_id = ends
   local self = setmetatable({ _model = model, _tokenizer = tokenizer, _options = o, _chat = given.chat,
-    _system = given.system, _cache = caches.new(), _known = {} }, TextChat)
+    _system = given.system, _cache = caches.new(given.cache_length), _known = {} }, TextChat)
   return self:reset()
 end
 

@@ -48,6 +48,7 @@ local SPEC = {
   num_beams = opts.option(opts.whole_from(1), 1), length_penalty = 1, early_stopping = opts.any,
   num_return_sequences = opts.option(opts.whole_from(1), 1), eos_token_id = some_ids, pad_token_id = a_id,
   stop_strings = strings, tokenizer = opts.any, seed = opts.whole, attention_mask = opts.any, use_cache = true,
+  cache_length = opts.whole_from(1),
 }
 
 local function list_of(v) return type(v) == "table" and v or { v } end
@@ -137,8 +138,16 @@ local function begin(who, model, ids, given, groups, cache, source)
   local o = complete(who, model, given)
   if source and not o.use_cache then errors.raise("%s: an encoder-decoder needs use_cache = true", who) end
   local rows, device = rows_of(who, ids, o.attention_mask)
+  if o.cache_length then
+    local longest = 0
+    for _, row in ipairs(rows) do longest = math.max(longest, row.prompt) end
+    if longest + o.max_new_tokens > o.cache_length then
+      errors.raise("%s: cache_length is %d, expected at least %d: the longest text has %s, and max_new_tokens is %d", who,
+        o.cache_length, longest + o.max_new_tokens, errors.count(longest, "token"), o.max_new_tokens)
+    end
+  end
   return steps.new { model = model, o = o, rows = rows, device = device, groups = groups, source = source,
-    cache = o.use_cache and (cache or caches.new()) or nil, own_cache = cache == nil }
+    cache = o.use_cache and (cache or caches.new(o.cache_length)) or nil, own_cache = cache == nil }
 end
 
 -- Whether the tokens of a row, of which the first `prompt` were given, end with a token or text that ends it.
@@ -219,7 +228,7 @@ end
 --- one ends.
 ---@param model Module  a causal language model
 ---@param ids Tensor|integer[][]  int64 [T] or [B, T], padded on the left; or a list of token lists
----@param given? { max_new_tokens: integer, do_sample: boolean, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, num_beams: integer, length_penalty: number, early_stopping: boolean|"never", num_return_sequences: integer, eos_token_id: integer|integer[], pad_token_id: integer, stop_strings: string|string[], tokenizer: TextTokenizer, seed: integer, attention_mask: Tensor, use_cache: boolean }
+---@param given? { max_new_tokens: integer, do_sample: boolean, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, num_beams: integer, length_penalty: number, early_stopping: boolean|"never", num_return_sequences: integer, eos_token_id: integer|integer[], pad_token_id: integer, stop_strings: string|string[], tokenizer: TextTokenizer, seed: integer, attention_mask: Tensor, use_cache: boolean, cache_length: integer }
 ---   max_new_tokens: default 20; do_sample: draws tokens instead of taking the likeliest (default: true if one of the
 ---   next four is given); temperature: divides the logits, 0: the likeliest token (default 1); top_k: draws from so
 ---   many tokens, 0: from all (default 50); top_p: draws from the likeliest tokens that have this probability together
@@ -230,7 +239,9 @@ end
 ---   num_return_sequences: texts for each row (default 1); eos_token_id: tokens that end a text (default: those of the
 ---   model's configuration; {}: none); pad_token_id: fills rows; stop_strings: end a text as soon as it has one;
 ---   tokenizer: for stop_strings; seed: of the random numbers (default: drawn from the generator of ms.manual_seed);
----   attention_mask: [B, T], 0 where a row is padded; use_cache: false: for models that take ids alone (default true)
+---   attention_mask: [B, T], 0 where a row is padded; use_cache: false: for models that take ids alone (default true);
+---   cache_length: positions of keys and values to allocate at once, at least those of the longest text and of the new
+---   tokens (default: the cache grows)
 ---@return Tensor ids  int64 [B * num_return_sequences, T + new], the given tokens and the new ones, padded on the right;
 ---   [T + new] for ids [T] and one text
 ---@return integer[][] new  the new tokens of each row, with the one that ended it
