@@ -72,6 +72,14 @@ describe("on a GPU #cuda", function()
         local there = nn[kind](5, 8):to(dtype):to "cuda"
         there:load_state_dict(model:state_dict())
         same(dtype, { random(4, 2, 5) }, function(device, x) return (device == "cpu" and model or there)(x) end)
+        -- Rows that end earlier, with states and the gradients of the last ones.
+        local cells = kind == "LSTM"
+        same(dtype, { random(4, 3, 5), random(1, 3, 8), cells and random(1, 3, 8) or nil }, function(device, x, h, c)
+          local packed = nn.utils.rnn.pack_padded_sequence(x, { 4, 2, 1 })
+          local y, hn, cn = (device == "cpu" and model or there)(packed, h, c)
+          local last = hn:sum() + (cn and cn:sum() or 0)
+          return nn.utils.rnn.pad_packed_sequence(y) * last
+        end)
       end)
     end
     case("convolutions of many images, and long rows of a norm, have the CPU's numbers in " .. dtype, function()
@@ -83,6 +91,8 @@ describe("on a GPU #cuda", function()
       for _, n in ipairs { 500, 1000 } do
         same(dtype, { random(30, n), random(n), random(n) },
           function(_, x, w, b) return F.layer_norm(x, { n }, w, b) end)
+        same(dtype, { random(3, n) }, function(_, x) return F.layer_norm(x, { n }) end)
+        same(dtype, { random(3, n), random(n) }, function(_, x, w) return F.rms_norm(x, { n }, w) end)
       end
     end)
     case("a loss over chunks, and products with int8, have the CPU's numbers in " .. dtype, function()
@@ -94,8 +104,10 @@ describe("on a GPU #cuda", function()
         return F.linear_cross_entropy(x, w, at, options)
       end)
       for _, rows in ipairs { 2, 40 } do
-        same(dtype, { random(rows, 33), ms.randint(-127, 128, { 20, 33 }):to "int8", ms.rand(20) * 0.02 },
-          function(_, x, w, scale) return F.int8_linear(x, w, scale:detach()) end)
+        for _, k in ipairs { 33, 64, 300 } do
+          same(dtype, { random(rows, k), ms.randint(-127, 128, { 20, k }):to "int8", ms.rand(20) * 0.02 },
+            function(_, x, w, scale) return F.int8_linear(x, w, scale:detach()) end)
+        end
       end
     end)
   end
