@@ -23,6 +23,8 @@ inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMem
         memmove(dst, src, n);
         ms_shim::wrote(dst, n);
     });
+    // As in CUDA, the call returns once the bytes are there: a caller's variable may be gone when a later wait fails.
+    if (kind == cudaMemcpyDeviceToHost && !ms_shim::is_pinned(dst)) ms_shim::drain(s);
     return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_line, const void *src, size_t src_line, size_t n,
