@@ -16,7 +16,7 @@ local OPTIONS = {
   { "model", "path", nil, "folder of the model: config.json, weights and tokenizer" },
   { "data", "path", nil,
   "JSON lines of prompt and completion, messages, or text (.jsonl); of prompt, chosen and rejected for --dpo; or plain text" },
-  { "validation", "path", nil, "a file like --data to validate on (default: every twentieth example of --data)" },
+  { "validation", "path", nil, "a file like --data to validate on (default: every twentieth of 20 examples or more)" },
   { "chat", "text", nil, "the format of messages, such as chatml or llama3 (default: what the tokenizer's files say)" },
   { "epochs", "count", 1, "times that each example is seen, rounded up to whole steps" },
   { "steps", "count", nil, "optimizer steps, in place of --epochs" },
@@ -48,6 +48,7 @@ local OPTIONS = {
 
 local given = cli.parse("finetune", "Fine-tunes a model of a Hugging Face folder, sharded over the ranks.", OPTIONS, arg)
 local stop = function(...) cli.stop("finetune", ...) end
+if given.model then given.model = cli.model_folder("finetune", given.model) end
 
 local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
@@ -290,7 +291,10 @@ end
 
 local ends = { tokenizer.eos_id }                        -- tokens that end an answer
 local known, chat = pcall(chats.format, tokenizer, config.chat, "finetune")
-for _, text in ipairs(known and chat.stops or {}) do ends[#ends + 1] = tokenizer:id(text) end
+for _, text in ipairs(known and chat.stops or {}) do
+  local id = tokenizer:id(text)
+  if id ~= tokenizer.eos_id then ends[#ends + 1] = id end
+end
 
 -- What the model writes, most likely tokens only, after the beginning of the first held-out example: what is not
 -- learned of it, or its first tokens.

@@ -30,6 +30,10 @@ if (given.chat or given.system) and not given.model then cli.stop("generate", "-
 if (given.system or given.format) and not given.chat then
   cli.stop("generate", "--%s needs --chat", given.system and "system" or "format")
 end
+if given.chat and given.prompt then
+  cli.stop("generate", "--prompt has no effect with --chat, whose messages are the lines of the input")
+end
+if given.model then given.model = cli.model_folder("generate", given.model) end
 if given.temperature and given.temperature < 0 then
   cli.stop("generate", "--temperature is %g, expected 0 or more", given.temperature)
 end

@@ -135,6 +135,20 @@ describe("scripts/finetune.lua", function()
     assert.is_near(found[#found], values("next", "val_loss")[1], 0.05)
   end)
 
+  it("says what is wrong before any rank ends the job", function()
+    for _ = 1, 4 do
+      local job = tune(2, "wrong", { int8 = true })
+      assert.are.equal(2, job.code)
+      assert.matches("finetune: %-%-int8 has no effect without %-%-lora\n", job.stderr)
+    end
+  end)
+
+  it("takes a run's folder for its model's, and says what an adapter's is", function()
+    ok(tune(0, "of_run", { model = folder .. "/alone", steps = 1 }))
+    assert.matches("finetune: %-%-model: '[^\n]*/lora/adapter' has only adapters: ms%.hf%.load_adapter",
+      tune(0, "of_adapter", { model = folder .. "/lora/adapter" }).stderr)
+  end)
+
   it("trains adapters of float32 beside weights in bfloat16", function()
     ok(tune(2, "bf16", { lora = 3, bf16 = true }))
     local found = values("bf16", "val_loss")

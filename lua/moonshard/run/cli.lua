@@ -2,6 +2,10 @@
 --- Command lines of scripts: one table describes the options; rank 0 prints errors, with the most similar option;
 --- Ctrl-C ends a script with a one-line message.
 local argparse = require "argparse"
+local ffi = require "ffi"
+local lfs = require "lfs"
+
+ffi.cdef "int usleep(unsigned int microseconds);"
 
 local M = {}
 
@@ -13,12 +17,30 @@ function M.launched()
   return launch.rank, launch.world
 end
 
---- Ends this process; to be called on every rank. Rank 0 prints the reason.
+--- Ends this process; to be called on every rank. Rank 0 prints the reason. The first rank that ends ends the job, so
+--- the others wait until it has.
 ---@param script string  the script's name in messages
 ---@param format string  for string.format, with the arguments that follow
 function M.stop(script, format, ...)
-  if M.launched() == 0 then io.stderr:write(script, ": ", format:format(...), "\n") end
+  local rank, world = M.launched()
+  if rank == 0 then io.stderr:write(("%s: %s\n"):format(script, format:format(...)))
+  elseif world > 1 then ffi.C.usleep(1e6) end
   os.exit(2, true)
+end
+
+local function is_file(path) return lfs.attributes(path, "mode") == "file" end
+
+--- The folder of a model: the one given, or that of a run of scripts/finetune, whose model is in it.
+---@param script string  the script's name in messages
+---@param folder string  the value of --model
+---@return string
+function M.model_folder(script, folder)
+  if is_file(folder .. "/model/config.json") then return folder .. "/model" end
+  if is_file(folder .. "/adapter_config.json") and not is_file(folder .. "/config.json") then
+    M.stop(script, "--model: '%s' has only adapters: ms.hf.load_adapter gives them to the model that they were made for",
+      folder)
+  end
+  return folder
 end
 
 --- An error of the library without its place, whose advice on the format of chats names the script's option.
