@@ -26,12 +26,11 @@ class comparison
         return (bits >> mantissa & all) == all && (bits & (((uint64_t)1 << mantissa) - 1)) != 0;
     }
     // Kernels of float64 that call functions of the mathematical library, of CUDA or of the host. Their results may
-    // differ by ULPS units of the last place: differences of results of these functions do. norm_kernel, join_kernel
-    // and those with a fold_result finish norms of any power.
+    // differ by ULPS units of the last place: differences of results of these functions do. norm_kernel and
+    // kernels with a fold_result finish norms of any power.
     static constexpr const char *ROUNDED[][2] = { { "draw_", "kernelId" },  { "softmax", "kernelId" },
                                                   { "cross_", "kernelId" }, { "attend", "kernelId" },
-                                                  { "norm_kernelILb", "" }, { "join_kernelId", "" },
-                                                  { "fold_resultId", "" } };
+                                                  { "norm_kernelILb", "" }, { "fold_result", "kernelId" } };
     enum { ULPS = 256 };
     static bool is_rounded(const char *symbol)
     {
