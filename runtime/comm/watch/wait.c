@@ -119,6 +119,10 @@ static ms_status check_peers(ms_waiter *w)
     ms_coll *c = w->c;
     char text[CAUSE];
     if (ms__world.nodes > 1) ms__far_poll();
+    // A rank that has raised has printed its traceback, and the job is ending: a second error would hide the first. This
+    // comes before the deaths, because the launcher may have killed other peers since.
+    for (int r = 0; r < ms__world.size; r++)
+        if (ms__is_here(r) && ms__rank_state(r) == RANK_RAISED) ms__end_stay(1);
     for (int k = 0; k < c->g->n; k++) {
         int rank = c->g->ranks[k];
         if (k == c->g->me) continue;
@@ -130,8 +134,6 @@ static ms_status check_peers(ms_waiter *w)
         }
         if (ms__world.local_of[rank] < 0 && !ms__rank_dead(rank)) continue;
         int state = atomic_load(&ms__world.board->rank[rank].state);
-        // The peer has printed its traceback and the job is ending. A second error would hide the first.
-        if (state == RANK_RAISED) ms__end_stay(1);
         if (state == RANK_LEFT && is_missing(w, k)) {
             snprintf(text, sizeof text, "rank %d has left: its script has ended", rank);
             ms__coll_fail(c, text);
