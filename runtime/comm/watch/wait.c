@@ -119,8 +119,8 @@ static ms_status check_peers(ms_waiter *w)
     ms_coll *c = w->c;
     char text[CAUSE];
     if (ms__world.nodes > 1) ms__far_poll();
-    // A rank that has raised has printed its traceback, and the job is ending: a second error would hide the first. This
-    // comes before the deaths, because the launcher may have killed other peers since.
+    // A rank that has raised has printed its traceback, and the job is ending: a second error would hide the first.
+    // This comes before the deaths, because the launcher may have killed other peers since.
     for (int r = 0; r < ms__world.size; r++)
         if (ms__is_here(r) && ms__rank_state(r) == RANK_RAISED) ms__end_stay(1);
     for (int k = 0; k < c->g->n; k++) {
