@@ -13,24 +13,24 @@ local cli = require "moonshard.run.cli"
 
 local OPTIONS = {
   -- name, kind, default, description
-  { "model", "path", nil, "folder of the model: config.json, weights and tokenizer" },
+  { "model", "path", nil, "folder of the model (config.json, weights, tokenizer), or a run of this script" },
   { "data", "path", nil,
   "JSON lines of prompt and completion, messages, or text (.jsonl); of prompt, chosen and rejected for --dpo; or plain text" },
   { "validation", "path", nil, "a file like --data to validate on (default: every twentieth of 20 examples or more)" },
-  { "chat", "text", nil, "the format of messages, such as chatml or llama3 (default: what the tokenizer's files say)" },
+  { "chat", "text", nil, "the format of messages: " .. cli.formats() .. " (default: what the tokenizer's files say)" },
   { "epochs", "count", 1, "times that each example is seen, rounded up to whole steps" },
   { "steps", "count", nil, "optimizer steps, in place of --epochs" },
   { "length", "count", 512, "tokens of a row, into which several examples are packed" },
   { "batch", "count", 8, "rows per step, over all ranks; pairs with --dpo" },
   { "accumulate", "count", 1, "micro-batches per step and rank" },
-  { "lora", "count", nil, "train low-rank adapters of this rank, and leave the weights as they are" },
+  { "lora", "count", nil, "train adapters of this rank, at every matrix product of the model's layers, and leave the weights as they are" },
   { "lora-alpha", "positive", nil, "factor of the adapters, over their rank (default: twice the rank)" },
   { "lora-dropout", "share", 0, "dropout before the adapters" },
   { "int8", "flag", false, "with --lora: keep the layers' weights in int8; only the adapters are written at the end" },
   { "bf16", "flag", false, "with --lora: keep the weights, and compute, in bfloat16; the adapters stay float32" },
   { "dpo", "flag", false, "learn preferences (Rafailov et al. 2023) against the model as it is at the start" },
   { "beta", "positive", 0.1, "with --dpo: how strongly the model is held to the one at the start" },
-  { "lr", "positive", nil, "highest learning rate (default: 2e-5; 2e-4 with --lora; 1e-6 and 1e-5 with --dpo)" },
+  { "lr", "positive", nil, "highest learning rate (default, for large models: 2e-5; 2e-4 with --lora; 1e-6 and 1e-5 with --dpo)" },
   { "warmup", "share", 0.03, "share of the steps with linear warm-up, followed by cosine decay to a tenth" },
   { "weight-decay", "share", 0, "weight decay of AdamW, on matrices" },
   { "clip", "positive", 1, "maximum gradient norm" },
@@ -38,9 +38,9 @@ local OPTIONS = {
   { "dtype", cli.one_of("float32", "bfloat16"), "float32", "dtype of computation; weights and optimizer stay float32" },
   { "device", "text", "cpu", "device to compute on" },
   { "recompute", "flag", false, "compute each block again in backward, to save memory" },
-  { "eval-every", "whole", nil, "steps between validations (default: a quarter of the steps); 0: only at the end" },
+  { "eval-every", "whole", nil, "steps between validations (default: four in all); 0: only at the end" },
   { "sample", "whole", 40, "tokens of an answer to a held-out example, written at each validation; 0: none" },
-  { "save", "count", nil, "a checkpoint every so many steps" },
+  { "save", "count", nil, "a checkpoint every so many steps (default: only when a signal asks for one)" },
   { "resume", "path", nil, "continue a run from its latest checkpoint; the options are those of the run" },
   { "out", "path", nil, "folder of the run (default: a new one in runs/); the model is written to OUT/model" },
   { "quiet", "flag", false, "print only errors" },
@@ -48,13 +48,13 @@ local OPTIONS = {
 
 local given = cli.parse("finetune", "Fine-tunes a model of a Hugging Face folder, sharded over the ranks.", OPTIONS, arg)
 local stop = function(...) cli.stop("finetune", ...) end
-if given.model then given.model = cli.model_folder("finetune", given.model) end
 
 local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local chats = require "moonshard.text.chat"
 local checkpoints = require "moonshard.run.checkpoint"
 local cjson = require "cjson"
+local lfs = require "lfs"
 local preferences = require "moonshard.hf.preferences"
 local progress = require "moonshard.run.progress"
 local run_folder = require "moonshard.run.folder"
@@ -67,7 +67,11 @@ progress.new { silent = given.quiet or cli.launched() ~= 0 }
 local started, resumed = ms.time(), nil
 if given.resume then
   local file, err = run_folder.find_checkpoint(given.resume)
-  if not file then stop("--resume: %s", err) end
+  if not file and lfs.attributes(given.resume .. "/model/config.json", "mode") then
+    stop("--resume: the run has ended, and its model is '%s/model'; --model '%s' trains that further", given.resume,
+      given.resume)
+  end
+  if not file then stop("--resume: %s; --save N writes one every N steps, and SIGUSR1 and SIGTERM ask for one", err) end
   local ok, opened = pcall(checkpoints.open, file)
   if not ok then stop("--resume: %s", opened) end
   resumed = opened
@@ -106,7 +110,7 @@ end
 -- Calls fn; its error ends the script with one line, which names the option.
 local function try(option, fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then stop("--%s: %s", option, cli.advice(result, "chat")) end
+  if not ok then stop("--%s: %s", option, cli.advice(result)) end
   return result
 end
 
@@ -142,7 +146,13 @@ if resumed then
   end
   if resumed.step > steps then stop("--resume: '%s' has taken more than %d steps", given.resume, steps) end
 end
-local eval_every = config["eval-every"] or math.max(1, math.floor(steps / 4))
+-- Whether there is a validation after a step; without --eval-every, four at equal distances.
+local function validates(step)
+  local every = config["eval-every"]
+  if step == steps then return true end
+  if every then return every > 0 and step % every == 0 end
+  return math.floor(4 * step / steps) > math.floor(4 * (step - 1) / steps)
+end
 
 -- ---- model, sharding, optimizer --------------------------------------------------------------------
 
@@ -226,7 +236,8 @@ local function say(...) run:say(...) end
 say("%s of %.1f M parameters; %d rank%s, %s", model.family.architecture, numbers / 1e6, world, world == 1 and "" or "s",
   config.dtype)
 if adapters then say("adapters of rank %d: %d of %d parameters are trained", config.lora, adapters:count()) end
-say("%d examples: %s; %d to validate; %d steps of %d", #examples, tostring(rows), held and #held or 0, steps, config.batch)
+say("%d examples: %s; %s to validate; %d steps of %d", #examples, tostring(rows), held and #held
+  or "none (fewer than 20, and no --validation)", steps, config.batch)
 if rows.cut > 0 then
   say("%d examples are longer than --length %d, and lose their end%s", rows.cut, config.length, rows.lost > 0
     and ("; %d of them all of their completion: nothing is learned of these"):format(rows.lost) or "")
@@ -358,7 +369,7 @@ cli.run("finetune", function()
       dist.finalize()
       os.exit(1, true)
     end
-    if validation and (step == steps or eval_every > 0 and step % eval_every == 0) then
+    if validation and validates(step) then
       say("step %d: %s", step, validate(step))
       if config.sample > 0 then sample() end
     end

@@ -1,17 +1,19 @@
 #!/usr/bin/env luajit
 -- SPDX-License-Identifier: MIT
---- Continues a text with a trained model: luajit scripts/generate.lua --from RUN --prompt TEXT. --model FOLDER: with
---- one of Hugging Face's folders; --chat: talks to it.
+--- Continues a text with a model's folder, or talks to it: luajit scripts/generate.lua --model FOLDER --prompt TEXT, or
+--- --chat. --from RUN: with a model of scripts/train.
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 
 local cli = require "moonshard.run.cli"
 
-local given = cli.parse("generate", "Generates text with a model trained by scripts/train.", {
-  { "from", "path", nil, "folder of a run, or a checkpoint" },
-  { "model", "path", nil, "instead: a folder with config.json, model.safetensors and the tokenizer's files, or a GGUF file" },
-  { "chat", "flag", false, "with --model: a conversation; each line of the input is a message" },
-  { "format", "text", nil, "with --chat: the chat's format, such as chatml (default: what the tokenizer's files say)" },
+local given = cli.parse("generate", "Continues a text with a model's folder or a run of scripts/train, or talks to it.", {
+  { "model", "path", nil,
+  "a folder with config.json, model.safetensors and the tokenizer's files; a run of scripts/finetune; or a GGUF file" },
+  { "adapter", "path", nil, "with --model: a folder of adapters, which are added to the weights" },
+  { "from", "path", nil, "instead: a run of scripts/train, or a checkpoint of one" },
+  { "chat", "format", nil, "with --model: a conversation; each line of the input is a message. The format is one of "
+    .. cli.formats() .. " (default: what the tokenizer's files say)" },
   { "system", "text", nil, "with --chat: the message of the system" },
   { "prompt", "text", nil,
   "beginning of the text (default: a newline); for a model of token files, ids separated by spaces" },
@@ -24,22 +26,21 @@ local given = cli.parse("generate", "Generates text with a model trained by scri
 }, arg)
 if (given.from == nil) == (given.model == nil) then
   cli.stop("generate", given.from and "--from and --model exclude each other"
-    or "--from is missing, expected a run's folder or a checkpoint; or --model, a folder of Hugging Face's")
+    or "--model is missing, expected a model's folder; or --from, a run of scripts/train or a checkpoint")
 end
-if (given.chat or given.system) and not given.model then cli.stop("generate", "--chat needs --model") end
-if (given.system or given.format) and not given.chat then
-  cli.stop("generate", "--%s needs --chat", given.system and "system" or "format")
+for option, needed in pairs { chat = "model", adapter = "model", system = "chat" } do      -- any of the errors
+  if given[option] and not given[needed] then cli.stop("generate", "--%s needs --%s", option, needed) end
 end
 if given.chat and given.prompt then
   cli.stop("generate", "--prompt has no effect with --chat, whose messages are the lines of the input")
 end
-if given.model then given.model = cli.model_folder("generate", given.model) end
 if given.temperature and given.temperature < 0 then
   cli.stop("generate", "--temperature is %g, expected 0 or more", given.temperature)
 end
 
 -- The text goes to stdout, progress to stderr.
-require "moonshard.run.progress".new { stderr = true, silent = given.quiet or cli.launched() ~= 0 }
+local progress = require "moonshard.run.progress"
+progress.new { stderr = true, silent = given.quiet or cli.launched() ~= 0 }
 
 local temperature = given.temperature or 0.8
 local options = { max_new_tokens = given.length, temperature = temperature, seed = given.seed or 1 }
@@ -54,8 +55,9 @@ end
 -- ---- models of folders -------------------------------------------------------------------------------------
 
 local function converse(chat)
+  local asks = not given.quiet and progress.is_terminal(0)
   while true do
-    if not given.quiet then show "> " end
+    if asks then show "> " end
     local line = io.read()
     if not line then break end
     if line:find "%S" then
@@ -68,15 +70,16 @@ end
 -- The result of fn(…), or the end of the script with its error.
 local function need(fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then cli.stop("generate", "%s", cli.advice(result, "format")) end
+  if not ok then cli.stop("generate", "%s", cli.advice(result)) end
   return result
 end
 
 local function use_folder()
   local ms = require "moonshard"
-  local model, tokenizer = need(ms.hf.load, given.model), need(ms.text.tokenizer, given.model)
+  local model = need(ms.hf.load, given.model, { adapter = given.adapter })
+  local tokenizer = need(ms.text.tokenizer, given.model)
   if given.chat then
-    options.system, options.chat = given.system, given.format
+    options.system, options.chat = given.system, given.chat ~= true and given.chat or nil
     return converse(need(ms.text.chat, model, tokenizer, options))
   end
   options.max_new_tokens = options.max_new_tokens or 500

@@ -38,14 +38,14 @@ end
 
 -- Runs the script over n ranks (0: without mpirun) into folder/out.
 local function tune(n, out, options)
-  local words = { "--quiet" }
+  local words = options.quiet ~= false and { "--quiet" } or {}
   local fixed = { model = folder .. "/base", data = folder .. "/pc.jsonl", out = folder .. "/" .. out, length = 48,
     batch = 2, epochs = 2, lr = 1e-2 }
   if options.resume then fixed = {} end
   for name, value in pairs(options) do fixed[name] = value end
   for name, value in ms.sorted_pairs(fixed) do
-    words[#words + 1] = "--" .. name
-    if value ~= true then words[#words + 1] = tostring(value) end
+    if value then words[#words + 1] = "--" .. name end
+    if value and value ~= true then words[#words + 1] = tostring(value) end
   end
   return ranks.run(n, process.root .. "/scripts/finetune.lua", { args = words })
 end
@@ -135,6 +135,25 @@ describe("scripts/finetune.lua", function()
     assert.is_near(found[#found], values("next", "val_loss")[1], 0.05)
   end)
 
+  it("validates four times at equal distances, says that few examples leave none, and what a run that has ended is", function()
+    local lines = process.read(folder .. "/pc.jsonl")
+    process.write(folder .. "/nineteen.jsonl", (lines:gsub("\n", "\0", 19):gsub("%z", "\n", 18):gsub("%z.*", "")))
+    local job = tune(0, "few_examples", { data = folder .. "/nineteen.jsonl", validation = folder .. "/pc.jsonl", steps = 10 })
+    ok(job)
+    local steps = {}
+    for line in process.read(folder .. "/few_examples/metrics.jsonl"):gmatch "[^\n]+" do
+      local object = cjson.decode(line)
+      if object.val_loss then steps[#steps + 1] = object.step end
+    end
+    assert.are.same({ 0, 3, 5, 8, 10 }, steps)
+    assert.matches("%-%-resume: the run has ended, and its model is '[^\n]*/few_examples/model'; %-%-model '",
+      tune(0, "", { resume = folder .. "/few_examples" }).stderr)
+    os.remove(folder .. "/few_examples/model/config.json")
+    assert.matches("there is no checkpoint [^\n]*; %-%-save N writes one", tune(0, "", { resume = folder .. "/few_examples" }).stderr)
+    assert.matches("; none %(fewer than 20, and no %-%-validation%) to validate;", tune(0, "no_validation",
+      { data = folder .. "/nineteen.jsonl", steps = 1, quiet = false }).stdout)
+  end)
+
   it("says what is wrong before any rank ends the job", function()
     for _ = 1, 4 do
       local job = tune(2, "wrong", { int8 = true })
@@ -145,7 +164,9 @@ describe("scripts/finetune.lua", function()
 
   it("takes a run's folder for its model's, and says what an adapter's is", function()
     ok(tune(0, "of_run", { model = folder .. "/alone", steps = 1 }))
-    assert.matches("finetune: %-%-model: '[^\n]*/lora/adapter' has only adapters: ms%.hf%.load_adapter",
+    assert.are.equal(280, ms.hf.load(folder .. "/alone/", { device = "meta" }).config.vocab_size)
+    assert.is_truthy(ms.text.tokenizer(folder .. "/alone").eos_id)
+    assert.matches("finetune: %-%-model: tokenizer: '[^\n]*/lora/adapter' has only adapters; ms%.hf%.load%(",
       tune(0, "of_adapter", { model = folder .. "/lora/adapter" }).stderr)
   end)
 
@@ -176,7 +197,7 @@ describe("scripts/finetune.lua", function()
     ["no model"] = { { model = "/nowhere" }, "^finetune: %-%-model: tokenizer: cannot" },
     ["no data"] = { { data = "/nowhere.jsonl" }, "^finetune: %-%-data: [^\n]*/nowhere.jsonl" },
     ["texts for preferences"] = { { dpo = true }, "^finetune: %-%-data has no pairs of 'chosen' and 'rejected'" },
-    ["rows without a learned token"] = { { length = 2 }, "^finetune: %-%-data: pack: no token of %d+ examples is learned" },
+    ["rows without a learned token"] = { { length = 2 }, "^finetune: %-%-data: pack: nothing is learned of 38 examples: rows of 2 tokens" },
     ["a model with fewer tokens than its tokenizer"] = { function() return { model = folder .. "/few" } end,
       "^finetune: %-%-data: example 1 has token %d+ %('[^']*'%) of the tokenizer, but the model of %-%-model has only 20 tokens" },
     ["an option without effect"] = { { beta = 0.2 }, "%-%-beta has no effect without %-%-dpo" },

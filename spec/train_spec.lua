@@ -399,7 +399,7 @@ describe("scripts/generate.lua", function()
     assert.are_not.equal(a.stdout, ok(generate("--prompt", "the moon", "--seed", 2)).stdout)
     local job = ranks.run(0, root .. "/scripts/generate.lua", { args = {} })
     assert.are.equal(2, job.code)
-    assert.matches("%-%-from is missing", job.stderr)
+    assert.matches("%-%-model is missing, [^\n]*; or %-%-from", job.stderr)
     local long = ("the moon turns. "):rep(1000)         -- 16,000 bytes
     assert.are.equal(#long + 30 + 1, #ok(generate("--prompt", long)).stdout)
   end)

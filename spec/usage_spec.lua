@@ -80,8 +80,8 @@ describe("the usage text", function()
 
   it("of the command `moonshard` has the command's name", function()
     local text = output "scripts/moonshard generate --help"
-    assert.are.equal(1, text:find("usage: moonshard generate [OPTION]...\nGenerates text with a model trained by moonshard train.", 1,
-      true), text)
+    assert.are.equal(1, text:find("usage: moonshard generate [OPTION]...\nContinues a text with a model's folder or a run of moonshard train, ",
+      1, true), text)
     assert.are.same({ "moonshard: unknown command 'trian'; moonshard help lists the commands\n", "2" },
       { output "scripts/moonshard trian" })
   end)

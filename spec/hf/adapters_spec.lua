@@ -45,8 +45,20 @@ describe("adapters of PEFT", function()
       adapters:merge()
       ms.hf.save(model, to .. "/model")
       assert.is_true(folders.off(ms.hf.load(to .. "/model")(folders.ids(8)), case.logits) < 1e-5)
+      local direct = ms.hf.load(model.family.folder, { adapter = from })
+      assert.is_true(folders.off(direct(folders.ids(8)), case.logits) < 1e-5)
+      for _, p in ipairs(direct:parameters()) do assert.is_true(p.requires_grad) end
     end)
   end
+
+  it("are no model alone, and need one with weights", function()
+    local from = keep(folders.adapter(cases[next(cases)]))
+    for _, fn in ipairs { ms.hf.load, ms.text.tokenizer } do
+      assert.matches("' has only adapters; ms.hf.load%(FOLDER, { adapter = '", message(fn, from))
+    end
+    assert.matches("option 'device' is a string %('meta'%), expected a device with the weights",
+      message(ms.hf.load, "any", { adapter = from, device = "meta" }))
+  end)
 
   for label, row in ms.sorted_pairs {
     ["another kind of adapters"] = { { peft_type = "IA3" }, "key 'peft_type' is 'IA3'; only 'LORA' is supported" },

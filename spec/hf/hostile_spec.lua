@@ -87,6 +87,7 @@ describe("a folder of a model", function()
     { "config.json", "", "config.json' is not valid JSON" },
     { "config.json", "[1]", "config.json' is not an object of JSON" },
     { "config.json", "{\"a\": 1", "config.json' is not valid JSON" },
+    { "config.json", "{\n\"a\": 1,\n}", "config.json' is not valid JSON: line 3: expected a key in quotes but found '}' at character 11" },
     { "config.json", ("["):rep(1e5), "config.json' is not valid JSON" },
     { "config.json", nil, "cannot open '" },
     { "model.safetensors", nil, "has neither model.safetensors nor model.safetensors.index.json" },

@@ -117,6 +117,16 @@ describe("nn.lora", function()
     assert.is_true(box(x):equal(box(x)))
   end)
 
+  it("rounds a weight of fewer bits once when it merges", function()
+    local m = nn.Linear(24, 40, { dtype = "bfloat16" })
+    local before = m.weight:detach():float()
+    local lora = nn.lora(m, { target = function() return true end, rank = 2, alpha = 6, dtype = "float32" })
+    nn.init.normal_(m.lora_B)
+    local right = before:add(m.lora_B:detach():matmul(m.lora_A:detach()), { alpha = 3 }):to "bfloat16"
+    lora:merge()
+    assert.is_true(m.weight:detach():equal(right))
+  end)
+
   it("merges and unmerges, and removes the adapters", function()
     local m, plain = model "float64", model "float64"
     local lora = nn.lora(m, { target = ".*" })

@@ -3,6 +3,7 @@
 local cjson = require "cjson"
 local ffi = require "ffi"
 local message = require "spec.support.message"
+local formats = require "moonshard.text.chat_formats".FORMATS
 local ms = require "moonshard"
 local process = require "spec.support.process"
 
@@ -30,6 +31,19 @@ local function text_of(t, messages, given)
 end
 
 describe("apply_chat_template", function()
+  it("has the formats that docs/data.md lists, with their end tokens and messages of the system", function()
+    local listed = {}
+    for name, stop, system in process.read(process.root .. "/docs/data.md"):gmatch "\n| `([%l%d.]+)` | [^\n]- | ([^\n]-) | ([^\n]-) |" do
+      listed[name] = true
+      local format = formats[name]
+      assert.are.equal(format.stops[1] or "eos_id", (stop:match "`([^`]*)`$":gsub("\\|", "|")))
+      assert.are.equal(format.system, system:match "^by default: (.*)$")
+      assert.are.equal(format.merges == false, system == "is refused")
+      assert.are.equal(type(format.merges) == "function", system:find "in the first message" ~= nil)
+    end
+    for name in pairs(formats) do assert.is_true(listed[name], name) end
+  end)
+
   for name, case in ms.sorted_pairs(golden.formats) do
     it("renders chats as the template of " .. name, function()
       local t = ms.text.tokenizer(folder_of(case.template))

@@ -96,13 +96,13 @@ describe("a chat", function()
 end)
 
 describe("scripts/generate.lua --model", function()
-  it("continues a prompt, and talks", function()
+  it("continues a prompt, and talks, without prompts where the input is no terminal", function()
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)
     ms.hf.save(random_model(), folder)
     tokenizer:save(folder .. "/tokenizer.json")
     local function generate(o, ...)
-      o.args = { "--model", folder, "--quiet", ... }
+      o.args = { "--model", folder, ... }
       return ranks.run(0, process.root .. "/scripts/generate.lua", o)
     end
     local a = generate({}, "--prompt", "to be", "--length", 8, "--temperature", 0)
@@ -113,10 +113,9 @@ describe("scripts/generate.lua --model", function()
     assert.are.equal(table.concat(parts) .. decoder:finish() .. "\n", a.stdout)
     local b = generate({}, "--chat")
     assert.are.equal(2, b.code)
-    assert.matches("no chat template; pass %-%-format with one of 'chatml'.*[a-z0-9.]'\n$", b.stderr)
+    assert.matches("no chat template; pass %-%-chat with one of 'chatml'.*[a-z0-9.]'\n$", b.stderr)
     assert.are.equal(2, generate({}, "--from", folder).code)
-    local c = generate({ stdin = "to be\n\nor not\n" }, "--chat", "--format", "chatml", "--length", 5, "--temperature",
-      0)
+    local c = generate({ stdin = "to be\n\nor not\n" }, "--chat", "chatml", "--length", 5, "--temperature", 0)
     assert.are.equal(0, c.code, c.stderr)
     local chat = ms.text.chat(ms.hf.load(folder), tokenizer, { chat = "chatml", max_new_tokens = 5 })
     assert.are.equal(chat:say "to be" .. "\n" .. chat:say "or not" .. "\n", c.stdout)

@@ -171,7 +171,19 @@ describe("ms.text.pack", function()
   end)
 
   it("refuses rows that learn nothing", function()
-    local text = message(ms.text.pack, examples '{"prompt": "question answer user assistant", "completion": "x"}', { length = 2 })
-    assert.is_truthy(text:find("no token of 1 examples is learned in rows of 2 tokens", 1, true), text)
+    for _, case in ipairs {
+      { '{"prompt": "question answer user assistant", "completion": "x"}', "of 1 example: rows of 2 tokens end before it; it needs %d+ or more$" },
+      { '{"prompt": "question", "completion": ""}', "of 1 example: no completion, and no message of the assistant, has a token$" },
+    } do
+      local list = examples(case[1])
+      if case[2]:find "no completion" then list[1].learned = { false } end     -- a tokenizer without a token that ends texts
+      local text = message(ms.text.pack, list, { length = 2 })
+      assert.matches("^pack: nothing is learned " .. case[2], text)
+      local needed = tonumber(text:match "needs (%d+)")
+      if needed then
+        assert.is_false(pcall(ms.text.pack, list, { length = needed - 1 }))
+        assert.are.equal(1, ms.text.pack(list, { length = needed }).learned)
+      end
+    end
   end)
 end)

@@ -49,6 +49,19 @@ function M.show(value, other)
   return next(value) == nil and "an empty list or object" or value[1] ~= nil and "a list" or "an object"
 end
 
+-- cjson's names of what it expected or found.
+local NAMES = { T_OBJ_BEGIN = "'{'", T_OBJ_END = "'}'", T_ARR_BEGIN = "'['", T_ARR_END = "']'", T_STRING = "a string",
+  T_NUMBER = "a number", T_BOOLEAN = "true or false", T_NULL = "null", T_COLON = "':'", T_COMMA = "','",
+  T_END = "the end", T_WHITESPACE = "a space" }
+
+-- An error of the decoder in words of JSON, with the line if the text has several.
+local function in_words(why, text)
+  local at = tonumber(why:match "at character (%d+)$")
+  local lines = select(2, text:sub(1, (at or 1) - 1):gsub("\n", ""))
+  why = why:gsub("T_[%u_]+", NAMES):gsub("object key string", "a key in quotes"):gsub("^Expected", "expected")
+  return lines > 0 and ("line %d: %s"):format(lines + 1, why) or why
+end
+
 --- The value of a JSON text, which may begin with the byte order mark of UTF-8. Raises what is wrong with the text.
 ---@param text string
 ---@param exact? boolean  true: whole numbers that a Lua number cannot hold are errors, too
@@ -61,7 +74,9 @@ function M.decode(text, exact)
     local why = wrong_number(text, exact)
     if why then error(why, 0) end
   end
-  return decoder.decode(text)
+  local ok, value = pcall(decoder.decode, text)
+  if not ok then error(in_words(value, text), 0) end
+  return value
 end
 
 return M

@@ -21,6 +21,9 @@ local COPIED = { "tokenizer.json", "tokenizer_config.json", "special_tokens_map.
 ---@return string
 function M.path(path) return (path:gsub("(.)/+$", "%1")) end
 
+--- The folder of a model, as texts.model_folder says.
+function M.model(path, who) return texts.model_folder(M.path(path), who) end
+
 --- Whether a folder has a file.
 ---@param path string  the folder's
 ---@param name string

@@ -87,20 +87,7 @@ local function build(config, o)
   return model:eval()
 end
 
---- Reads a model from a folder that transformers wrote, or ms.hf.save: config.json, and model.safetensors or the files
---- of its index. The class is that of `architectures` in config.json. As in transformers, the model is in evaluation
---- mode; model:train() turns dropout on. A path that ends in .gguf is a file of llama.cpp (Llama, Qwen2, GPT-2). On "meta" no weights are read: shard the model, then call ms.hf.load_weights,
---- and no rank holds it whole. Errors: an architecture, or an option in config.json, that Moonshard lacks; damaged
---- files; the message names the file and the key.
----@param folder string  with config.json and the weights
----@param given? { dtype: string, device: string, ignore: string[] }
----   dtype: of the parameters (default: that of config.json); device: of the parameters (default: "cpu"); ignore: keys
----   of config.json that do not matter
----@return Module
-function M.load(folder, given)
-  opts.expect(folder, opts.string, "hf.load: the folder")
-  local o = opts("hf.load", given, { dtype = DTYPES, device = opts.string, ignore = opts.table })
-  folder = folders.path(folder)
+local function read(folder, o)
   if folder:find "%.gguf$" then
     local model = gguf.load(folder, function(config)
       return build(Config.of(config, folder), { dtype = o.dtype, device = "meta", ignore = o.ignore })
@@ -120,6 +107,31 @@ function M.load(folder, given)
   return model
 end
 
+--- Reads a model from a folder that transformers wrote, or ms.hf.save: config.json, and model.safetensors or the files
+--- of its index. The class is that of `architectures` in config.json. As in transformers, the model is in evaluation
+--- mode; model:train() turns dropout on. A path that ends in .gguf is a file of llama.cpp (Llama, Qwen2, GPT-2). On
+--- "meta" no weights are read: shard the model, then call ms.hf.load_weights, and no rank holds it whole. Errors: an
+--- architecture, or an option in config.json, that Moonshard lacks; damaged files; the message names the file and the
+--- key.
+---@param folder string  with config.json and the weights; or that of a run of scripts/finetune, which has one
+---@param given? { dtype: string, device: string, ignore: string[], adapter: string }
+---   dtype: of the parameters (default: that of config.json); device: of the parameters (default: "cpu"); ignore: keys
+---   of config.json that do not matter; adapter: a folder of adapters, which are added to the weights (not on "meta")
+---@return Module
+function M.load(folder, given)
+  opts.expect(folder, opts.string, "hf.load: the folder")
+  local o = opts("hf.load", given, { dtype = DTYPES, device = opts.string, ignore = opts.table, adapter = opts.string })
+  opts.need(not (o.adapter and o.device == "meta"), o.device, "a device with the weights to which adapters are added",
+    "hf.load: option 'device'")
+  local model = read(folders.model(folder, "hf.load"), o)
+  if not o.adapter then return model end
+  local trained = {}
+  for _, p in ipairs(model:parameters()) do trained[p] = p.requires_grad end
+  adapters.load(model, o.adapter):merge():remove()
+  for p, is_trained in pairs(trained) do p:requires_grad_(is_trained) end      -- in any order: each on its own
+  return model
+end
+
 --- Reads the weights of a folder into a model that has its names and shapes. Collective if the model is sharded: each
 --- rank then reads its own shards from the files. Parameters on "meta" get memory on the default device, or on that where
 --- they were sharded for.
@@ -129,7 +141,7 @@ end
 function M.load_weights(model, folder)
   opts.expect(model, a_module, "hf.load_weights: argument 1")
   opts.need(model.family and model.family.names, model, "a model of ms.hf.load", "hf.load_weights: argument 1")
-  weights.load(model, folders.path(folder or model.family.folder or ""))
+  weights.load(model, folders.model(folder or model.family.folder or "", "hf.load_weights"))
   return model
 end
 

@@ -3,7 +3,6 @@
 --- Ctrl-C ends a script with a one-line message.
 local argparse = require "argparse"
 local ffi = require "ffi"
-local lfs = require "lfs"
 
 ffi.cdef "int usleep(unsigned int microseconds);"
 
@@ -28,28 +27,12 @@ function M.stop(script, format, ...)
   os.exit(2, true)
 end
 
-local function is_file(path) return lfs.attributes(path, "mode") == "file" end
-
---- The folder of a model: the one given, or that of a run of scripts/finetune, whose model is in it.
----@param script string  the script's name in messages
----@param folder string  the value of --model
----@return string
-function M.model_folder(script, folder)
-  if is_file(folder .. "/model/config.json") then return folder .. "/model" end
-  if is_file(folder .. "/adapter_config.json") and not is_file(folder .. "/config.json") then
-    M.stop(script, "--model: '%s' has only adapters: ms.hf.load_adapter gives them to the model that they were made for",
-      folder)
-  end
-  return folder
-end
-
---- An error of the library without its place, whose advice on the format of chats names the script's option.
+--- An error of the library without its place, whose advice names the script's options.
 ---@param err any
----@param option string  its name
 ---@return string
-function M.advice(err, option)
+function M.advice(err)
   local text = tostring(err):gsub("^[^\n]-:%d+: ", "")
-  return (text:gsub("pass option 'chat': (.-), or a table such as .*$", "pass --" .. option .. " with one of %1"))
+  return (text:gsub("pass option 'chat': (.-), or a table such as .*$", "pass --chat with one of %1"))
 end
 
 local function number(text, accepts, expected)
@@ -73,11 +56,12 @@ M.kinds = {
   count = function(text) return number(text, function(n) return n >= 1 and n % 1 == 0 and n < 2 ^ 53 end,
   "a whole number from 1") end,
   list = function(text) return text end,
+  format = function(text) return text end,
 }
 
 -- The word for an option's value in --help, by its kind.
 local value_of = { text = "TEXT", path = "PATH", list = "PATH...", number = "X", positive = "X", share = "X",
-  whole = "N", count = "N" }
+  whole = "N", count = "N", format = "[FORMAT]" }
 
 --- Returns a kind of option that accepts one of the given words.
 function M.one_of(...)
@@ -94,7 +78,8 @@ end
 
 ---@class CliOption
 ---@field [1] string   name, without the dashes
----@field [2] string|function  kind: "flag" (true if given), a name of M.kinds, or one_of(...)
+---@field [2] string|function  kind: "flag" (true if given), a name of M.kinds, or one_of(...); "format": a text, or true
+---   without one
 ---@field [3] any      default, which the script itself applies; nil for none
 ---@field [4] string   its description in --help
 
@@ -150,8 +135,10 @@ function M.parse(script, about, options, words)
     if not built or rank == 0 then io.stdout:write(help(about, options)) end
     os.exit(0, true)
   end)
+  local kinds = {}
   for _, option in ipairs(options) do
     local name, kind = option[1], option[2]
+    kinds[name] = kind
     if kind == "flag" then
       parser:flag("--" .. name):target(name)
     else
@@ -162,13 +149,24 @@ function M.parse(script, about, options, words)
         return value, why and ("--%s: %s"):format(name, why)
       end)
       if kind == "list" then o:args "+" end
+      if kind == "format" then o:args "?" end
     end
   end
   local given = {}
   for name, value in pairs(parser:parse(with_negatives(words))) do
+    if kinds[name] == "format" then value = value[1] or true end
     if name ~= "help" then given[name] = value end
   end
   return given
+end
+
+--- The names of the formats of chats, for --help.
+---@return string
+function M.formats()
+  local list = {}
+  for name in pairs(require "moonshard.text.chat_formats".FORMATS) do list[#list + 1] = name end
+  table.sort(list)
+  return table.concat(list, ", ", 1, #list - 1) .. " or " .. list[#list]
 end
 
 --- Runs fn. Ctrl-C ends the script with a one-line message; any other error ends it with a traceback and status 1,

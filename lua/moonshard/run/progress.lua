@@ -17,13 +17,17 @@ int moonshard_window(int, unsigned long, unsigned short *) __asm__("ioctl");
 
 local M = {}
 
+--- Whether a file descriptor is a terminal.
+---@param fd integer
+function M.is_terminal(fd) return ffi.C.isatty(fd) == 1 end
+
 --- How progress is shown: "bar" (one line that is redrawn) or "lines" (plain lines).
 ---@param fd? integer  file descriptor of the output (default: 1)
 function M.style(fd)
   local said = os.getenv "MOONSHARD_PROGRESS"
   if said == "bar" or said == "lines" then return said end
   if launcher().name ~= "" then return "lines" end
-  return ffi.C.isatty(fd or 1) == 1 and os.getenv "TERM" ~= "dumb" and "bar" or "lines"
+  return M.is_terminal(fd or 1) and os.getenv "TERM" ~= "dumb" and "bar" or "lines"
 end
 
 local size = ffi.new "unsigned short[4]"

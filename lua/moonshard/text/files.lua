@@ -210,6 +210,22 @@ local function open_file(path, folder, o)
   return from_json(text, path, o.named)
 end
 
+--- The folder of a model: the one given, or, of a run of scripts/finetune, that in it. Errors: a run or adapters alone.
+---@param folder string
+---@param who string  the function that errors name
+---@return string
+function M.model_folder(folder, who)
+  if exists(folder .. "/metrics.jsonl") then
+    if exists(folder .. "/model/config.json") then return folder .. "/model" end
+    errors.raise("%s: '%s' is the folder of a run that has written no model", who, folder)
+  end
+  if exists(folder .. "/adapter_config.json") and not exists(folder .. "/config.json") then
+    errors.raise("%s: '%s' has only adapters; ms.hf.load(FOLDER, { adapter = '%s' }) reads them and the model that they are for",
+      who, folder, folder)
+  end
+  return folder
+end
+
 --- The tokenizer's file in a folder; nil if there is none.
 ---@param folder string
 ---@return string?
@@ -231,8 +247,9 @@ function M.open(path, given)
     opts.expect(id, nodes.ID, "%s: option 'special_tokens.%s'", WHO, text)
   end
   if path:find "%.gguf$" then return from_gguf(path) end
-  local folder = path
+  local folder
   if lfs.attributes(path, "mode") == "directory" then
+    folder = M.model_folder(path, WHO)
     path = M.find(folder)
     if not path then
       errors.raise("%s: folder '%s' has no tokenizer.json, vocab.json, tokenizer.tiktoken, tokenizer.model or spiece.model", WHO, folder)

@@ -111,7 +111,16 @@ function M.pack(examples, given)
   self.count = #self._rows
   for _, row in ipairs(self._rows) do self.learned = self.learned + row.learned end
   if self.learned == 0 then
-    errors.raise("%s: no token of %d examples is learned in rows of %d tokens", WHO, #examples, o.length)
+    if self.lost == 0 then
+      errors.raise("%s: nothing is learned of %s: no completion, and no message of the assistant, has a token", WHO,
+        errors.count(#examples, "example"))
+    end
+    local least = math.huge
+    for _, example in ipairs(examples) do
+      for t = #example.ids, 2, -1 do least = example.learned[t] and min(least, t - 1) or least end
+    end
+    errors.raise("%s: nothing is learned of %s: rows of %d tokens end before it; it needs %d or more", WHO,
+      errors.count(#examples, "example"), o.length, least)
   end
   return self
 end

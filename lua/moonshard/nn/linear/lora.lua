@@ -337,19 +337,18 @@ local function check_mergeable(self)
   end
 end
 
--- Adds sign * alpha / rank * B A to the weight of each layer with adapters A and B.
+-- Adds sign * alpha / rank * B A to the weight of each layer with adapters A and B, in float32 at least: a weight of
+-- fewer bits is rounded once.
 local function add_to_weights(self, sign)
   no_grad(function()
     for _, layer in ipairs(self.layers) do
       local m = layer.module
       scope.scope(function()
-        local function wide(p)
-          local t = shards.whole(p, shards.part_of(p):detach()):reshape(shards.shape_of(p))
-          return t.dtype == "float64" and t or t:float()
-        end
-        local delta = layer.kind.delta(wide(m.lora_A), wide(m.lora_B))
+        local function wide(t) return t.dtype == "float64" and t or t:float() end
+        local function whole(p) return wide(shards.whole(p, shards.part_of(p):detach()):reshape(shards.shape_of(p))) end
+        local delta = layer.kind.delta(whole(m.lora_A), whole(m.lora_B))
         local part = shards.part_of(m.weight)
-        part:add_(shards.own(m.weight, delta):reshape(part.shape):to(part.dtype), { alpha = sign * m.lora_scale })
+        part:copy_(wide(part):add(shards.own(m.weight, delta):reshape(part.shape), { alpha = sign * m.lora_scale }))
         if shards.is_sharded(m.weight) then shards.drop_gathered(m.weight) end
       end)
       m.lora_merged = sign > 0
