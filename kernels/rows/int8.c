@@ -107,9 +107,10 @@ static ms_status int8_linear_backward(ms_backward_call *b)
 }
 
 static const ms_op op_int8_linear =
-    MS_ROW("int8_linear", 2, 4, .doc = "x w^T + b, with w stored as int8 and a scale for each of its rows.",
-           .flags = MS_OP_LOW, .save_in = 1 << W | 1 << SCALE, .check = int8_linear_check,
-           .run = { [MS_CPU] = run_linear }, .backward = int8_linear_backward,
+    MS_ROW("int8_linear", 2, 4, .takes = "weight, bias?, scale |",
+           .doc = "x w^T + b, with w stored as int8 and a scale for each of its rows.", .flags = MS_OP_LOW,
+           .save_in = 1 << W | 1 << SCALE, .check = int8_linear_check, .run = { [MS_CPU] = run_linear },
+           .backward = int8_linear_backward,
            .samples = "[3,4] [5,4]q [5] [5]c; [2,3,4] [5,4]q - [5]c; [4] [2,4]q [2] [2]c; [20,19] [33,19]q [33] [33]c; "
                       "[1,7] [3,7]q - [3]c; [0,4] [5,4]q [5] [5]c; [3,0] [2,0]q [2] [2]c; [70,33] [65,33]q [65] [65]c");
 

@@ -141,8 +141,8 @@ static ms_status linear_grad(ms_backward_call *b)
 }
 
 const ms_op ms__op_linear =
-    MS_ROW("linear", 2, 3, .doc = "x w^T + b.", .flags = MS_OP_LOW, .save_in = 3, .check = linear_check,
-           .run = { [MS_CPU] = run_linear }, .backward = linear_grad, .prepare = prepare_linear,
+    MS_ROW("linear", 2, 3, .takes = "weight, bias? |", .doc = "x w^T + b.", .flags = MS_OP_LOW, .save_in = 3,
+           .check = linear_check, .run = { [MS_CPU] = run_linear }, .backward = linear_grad, .prepare = prepare_linear,
            .samples =
                "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
                "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]");

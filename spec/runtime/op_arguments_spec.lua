@@ -43,7 +43,7 @@ describe("what a row says of integers and numbers", function()
     { "narrow", 2, 0, "narrow: integer 3, 'length', is missing; the operator takes: dim, first, length" },
     { "narrow", 4, 0, "narrow: got 4 integers, expected at most 3; the operator takes: dim, first, length" },
     { "norm", 1, 0, "norm: number 1, 'p', is missing; the operator takes: keepdim?, dim...; p" },
-    { "layer_norm", 1, 0, "layer_norm: number 1, 'eps', is missing; the operator takes: dims; eps" },
+    { "layer_norm", 1, 0, "layer_norm: number 1, 'eps', is missing; the operator takes: weight?, bias? | dims; eps" },
     { "var", 1, 2, "var: got 2 numbers, expected at most 1; the operator takes: keepdim?, dim...; correction=1" },
     { "exp", 1, 0, "exp: got 1 integers, expected at most 0; the operator takes: none" },
   } do
@@ -68,7 +68,7 @@ describe("what a row says of integers and numbers", function()
   it("has the defaults that the operator uses", function()
     local compared = 0
     each_sample(function(row, op, sample)
-      local i, f = ffi.string(row.takes):match "^([^;]*);?(.*)$"
+      local i, f = ffi.string(row.takes):gsub("^.*|%s*", ""):match "^([^;]*);?(.*)$"
       local whole = { inputs = sample.inputs, i = with_defaults(sample.i, i), f = with_defaults(sample.f, f) }
       if #whole.i + #whole.f == #sample.i + #sample.f then return end
       local values = samples.values(sample)

@@ -161,7 +161,7 @@ static ms_status attention_backward(ms_backward_call *b)
 
 // out[1] is the logsumexp of each row of scores, in float32 or float64.
 static const ms_op op_attention =
-    MS_ROW("attention", 3, 4, .takes = "causal?, offset=0, window=0; dropout_p=0, scale=0, cap=0",
+    MS_ROW("attention", 3, 4, .takes = "k, v, attn_mask? | causal?, offset=0, window=0; dropout_p=0, scale=0, cap=0",
            .doc = "Scaled dot product attention of q, k and v, with an optional mask. 0: no window, no cap, the scale "
                   "1 / sqrt(size of a head).",
            .flags = MS_OP_RANDOM | MS_OP_LOW, .save_in = 15, .save_out = 3, .check = attention_check,

@@ -88,7 +88,7 @@ static ms_status batch_norm_backward(ms_backward_call *b)
 }
 
 static const ms_op op_batch_norm =
-    MS_ROW("batch_norm", 1, 5, .takes = "training; eps",
+    MS_ROW("batch_norm", 1, 5, .takes = "weight?, bias?, running_mean?, running_var? | training?; eps",
            .doc = "Normalizes each channel by the batch's mean and variance (training, which returns them, too) or by "
                   "given ones.",
            .flags = MS_OP_WIDE, .save_in = 1 | 2 | 8 | 16, .save_out = 2 | 4, .check = batch_norm_check,

@@ -49,7 +49,7 @@ static ms_status embedding_backward(ms_backward_call *b)
 }
 
 static const ms_op op_embedding =
-    MS_ROW("embedding", 2, 2, .takes = "padding_idx=-1",
+    MS_ROW("embedding", 2, 2, .takes = "ids | padding_idx=-1",
            .doc = "Rows of a table by id; the row padding_idx gets no gradient.", .save_in = 2,
            .check = embedding_check, .run = { [MS_CPU] = ms__cpu_embedding }, .backward = embedding_backward,
            .samples = "[5,3] [4]i5; [5,3] [2,6]i5 i=-1; [7,20] [3,9]i6 i=6; [5,3] [0]i5; [5,3] []i5; [40,33] [70]i40");

@@ -69,7 +69,7 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
 }
 
 static const ms_op op_cross_entropy =
-    MS_ROW("cross_entropy", 2, 3, .takes = "reduction, ignore_index=-100; label_smoothing=0",
+    MS_ROW("cross_entropy", 2, 3, .takes = "target, weight? | reduction, ignore_index=-100; label_smoothing=0",
            .doc = "The cross-entropy between logits and classes.", .flags = MS_OP_WIDE, .save_in = 7, .save_out = 2,
            .check = cross_entropy_check, .run = { [MS_CPU] = ms__cpu_cross_entropy },
            .backward = cross_entropy_backward,
@@ -159,7 +159,9 @@ static ms_status linear_cross_entropy_backward(ms_backward_call *b)
 }
 
 static const ms_op op_linear_cross_entropy =
-    MS_ROW("linear_cross_entropy", 3, 5, .takes = "reduction, ignore_index=-100, rows=0; label_smoothing=0",
+    MS_ROW("linear_cross_entropy", 3, 5,
+           .takes =
+               "linear_weight, ids, linear_bias?, weight? | reduction, ignore_index=-100, rows=0; label_smoothing=0",
            .doc = "cross_entropy of a linear layer's results, which are made for `rows` rows at a time (0: a number "
                   "that fits the caches).",
            .flags = MS_OP_LOW, .save_in = 31, .save_out = 14, .n_shown = 1, .check = linear_cross_entropy_check,
@@ -205,8 +207,9 @@ static ms_status mse_loss_backward(ms_backward_call *b)
 }
 
 static const ms_op op_mse_loss =
-    MS_ROW("mse_loss", 2, 2, .takes = "reduction", .doc = "The squares of the differences.", .flags = MS_OP_WIDE,
-           .save_in = 3, .check = mse_loss_check, .run = { [MS_CPU] = ms__cpu_mse_loss }, .backward = mse_loss_backward,
+    MS_ROW("mse_loss", 2, 2, .takes = "target | reduction", .doc = "The squares of the differences.",
+           .flags = MS_OP_WIDE, .save_in = 3, .check = mse_loss_check, .run = { [MS_CPU] = ms__cpu_mse_loss },
+           .backward = mse_loss_backward,
            .samples =
                "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1");
 

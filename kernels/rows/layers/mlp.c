@@ -181,7 +181,7 @@ static ms_status gelu_mlp_backward(ms_backward_call *b)
 }
 
 static const ms_op op_gelu_mlp =
-    MS_ROW("gelu_mlp", 3, 5, .takes = "recompute?",
+    MS_ROW("gelu_mlp", 3, 5, .takes = "w1, w2, b1?, b2? | recompute?",
            .doc = "gelu(x w1^T + b1) w2^T + b2, with gelu by tanh; recompute: backward computes the activations again.",
            .flags = MS_OP_LOW, .save_in = 1 << X | 1 << W1 | 1 << W2, .save_out = 1 << BEFORE | 1 << HIDDEN,
            .n_shown = 1, .check = gelu_mlp_check, .run = { [MS_CPU] = cpu_gelu_mlp }, .backward = gelu_mlp_backward,

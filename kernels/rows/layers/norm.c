@@ -190,7 +190,7 @@ static ms_status add_layer_norm_backward(ms_backward_call *b) { return add_norm_
 static ms_status add_rms_norm_backward(ms_backward_call *b) { return add_norm_backward(b, &op_rms_norm_backward); }
 
 static const ms_op op_layer_norm =
-    MS_ROW("layer_norm", 1, 3, .takes = "dims; eps",
+    MS_ROW("layer_norm", 1, 3, .takes = "weight?, bias? | dims; eps",
            .doc = "Normalizes over the last dims dimensions: (x - mean) / sqrt(var + eps) * w + b.",
            .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1, .check = layer_norm_check,
            .run = { [MS_CPU] = ms__cpu_layer_norm }, .backward = layer_norm_backward,
@@ -199,22 +199,24 @@ static const ms_op op_layer_norm =
                "[2,3,20] [20] [20] i=1 f=1e-5; [0,4] [4] [4] i=1 f=1e-5; "
                "[70,130] [130] [130] i=1 f=1e-5");
 static const ms_op op_rms_norm =
-    MS_ROW("rms_norm", 1, 2, .takes = "dims=1; eps",
+    MS_ROW("rms_norm", 1, 2, .takes = "weight? | dims=1; eps",
            .doc = "Normalizes over the last dims dimensions: x / sqrt(mean(x^2) + eps) * w.", .flags = MS_OP_WIDE,
            .save_in = 3, .save_out = 2, .n_shown = 1, .check = rms_norm_check, .run = { [MS_CPU] = ms__cpu_rms_norm },
            .backward = rms_norm_backward,
            .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] i=1 f=1e-5; [2,3,4] [3,4] i=2 f=1e-3; "
                       "[2,3,4] i=2 f=1e-3; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5");
 static const ms_op op_add_layer_norm =
-    MS_ROW("add_layer_norm", 2, 4, .takes = "dims; eps", .doc = "layer_norm of the sum of two tensors, and that sum.",
-           .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2, .check = add_layer_norm_check,
-           .run = { [MS_CPU] = ms__cpu_add_layer_norm }, .backward = add_layer_norm_backward,
+    MS_ROW("add_layer_norm", 2, 4, .takes = "residual, weight?, bias? | dims; eps",
+           .doc = "layer_norm of the sum of two tensors, and that sum.", .flags = MS_OP_WIDE, .save_in = 4,
+           .save_out = 6, .n_shown = 2, .check = add_layer_norm_check, .run = { [MS_CPU] = ms__cpu_add_layer_norm },
+           .backward = add_layer_norm_backward,
            .samples = "[3,8] [3,8] [8] [8] i=1 f=1e-5; [3,8] [3,8] i=1 f=1e-5; [2,3,4] [2,3,4] [3,4] i=2 f=1e-3; "
                       "[0,4] [0,4] [4] [4] i=1 f=1e-5; [70,130] [70,130] [130] [130] i=1 f=1e-5");
 static const ms_op op_add_rms_norm =
-    MS_ROW("add_rms_norm", 2, 3, .takes = "dims=1; eps", .doc = "rms_norm of the sum of two tensors, and that sum.",
-           .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2, .check = add_rms_norm_check,
-           .run = { [MS_CPU] = ms__cpu_add_rms_norm }, .backward = add_rms_norm_backward,
+    MS_ROW("add_rms_norm", 2, 3, .takes = "residual, weight? | dims=1; eps",
+           .doc = "rms_norm of the sum of two tensors, and that sum.", .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6,
+           .n_shown = 2, .check = add_rms_norm_check, .run = { [MS_CPU] = ms__cpu_add_rms_norm },
+           .backward = add_rms_norm_backward,
            .samples = "[3,8] [3,8] [8] f=1e-5; [3,8] [3,8] f=1e-5; [2,3,4] [2,3,4] [3,4] i=2 f=1e-3; "
                       "[0,4] [0,4] [4] f=1e-5; [70,130] [70,130] [130] f=1e-5");
 

@@ -147,27 +147,31 @@ KIND(rnn, MS_RNN)
 KIND(lstm, MS_LSTM)
 KIND(gru, MS_GRU)
 
+#define RECURRENT_INPUTS "weight_hh, bias_hh?, h?, c?, weight_hr?, batch_sizes? | "
 enum { SAVED_IN = 1 << W | 1 << PROJECT | 1 << SIZES };
 
 static const ms_op op_rnn =
-    MS_ROW("rnn", 2, MS_RECURRENT_IN, .takes = "reverse?, relu?", .doc = "All steps of an RNN layer in one direction.",
-           .flags = MS_OP_LOW | MS_OP_ANY_DEVICE, .save_in = SAVED_IN, .save_out = 4 | 8, .n_shown = 2,
-           .check = rnn_check, .run = { [MS_CPU] = ms__cpu_rnn }, .backward = rnn_backward,
+    MS_ROW("rnn", 2, MS_RECURRENT_IN, .takes = RECURRENT_INPUTS "reverse?, relu?",
+           .doc = "All steps of an RNN layer in one direction.", .flags = MS_OP_LOW | MS_OP_ANY_DEVICE,
+           .save_in = SAVED_IN, .save_out = 4 | 8, .n_shown = 2, .check = rnn_check, .run = { [MS_CPU] = ms__cpu_rnn },
+           .backward = rnn_backward,
            .samples = "[5,2,3] [3,3]u [3] [2,3] i=0,0; [5,2,3] [3,3]u [3] [2,3] i=1,0; [5,2,3] [3,3]u i=0,1; "
                       "[1,2,3] [3,3]u [3] [2,3] i=0,0; [4,0,3] [3,3]u [3] i=0,0; [5,37,3] [3,3]u - [37,3] i=1,0");
 static const ms_op op_lstm =
-    MS_ROW("lstm", 2, MS_RECURRENT_IN, .takes = "reverse?", .doc = "All steps of an LSTM layer in one direction.",
-           .flags = MS_OP_LOW | MS_OP_ANY_DEVICE, .save_in = SAVED_IN, .save_out = 8 | 16 | 32, .n_shown = 3,
-           .check = lstm_check, .run = { [MS_CPU] = ms__cpu_lstm }, .backward = lstm_backward,
+    MS_ROW("lstm", 2, MS_RECURRENT_IN, .takes = RECURRENT_INPUTS "reverse?",
+           .doc = "All steps of an LSTM layer in one direction.", .flags = MS_OP_LOW | MS_OP_ANY_DEVICE,
+           .save_in = SAVED_IN, .save_out = 8 | 16 | 32, .n_shown = 3, .check = lstm_check,
+           .run = { [MS_CPU] = ms__cpu_lstm }, .backward = lstm_backward,
            .samples =
                "[5,2,12] [12,3]u [12] [2,3] [2,3] i=0; [5,2,12] [12,3]u [12] [2,3] [2,3] i=1; [5,2,12] [12,3]u i=0; "
                "[1,2,12] [12,3]u [12] [2,3] [2,3] i=0; [4,0,12] [12,3]u [12] i=0; "
                "[3,9,72] [72,18]u [72] [9,18] [9,18] i=0; [5,37,24] [24,6]u - [37,6] - i=1; "
                "[5,2,12] [12,2]u [12] [2,2] [2,3] [2,3]u i=0; [5,37,24] [24,5]u [24] [37,5] [37,6] [5,6]u i=1");
 static const ms_op op_gru =
-    MS_ROW("gru", 2, MS_RECURRENT_IN, .takes = "reverse?", .doc = "All steps of a GRU layer in one direction.",
-           .flags = MS_OP_LOW | MS_OP_ANY_DEVICE, .save_in = SAVED_IN, .save_out = 4 | 8, .n_shown = 2,
-           .check = gru_check, .run = { [MS_CPU] = ms__cpu_gru }, .backward = gru_backward,
+    MS_ROW("gru", 2, MS_RECURRENT_IN, .takes = RECURRENT_INPUTS "reverse?",
+           .doc = "All steps of a GRU layer in one direction.", .flags = MS_OP_LOW | MS_OP_ANY_DEVICE,
+           .save_in = SAVED_IN, .save_out = 4 | 8, .n_shown = 2, .check = gru_check, .run = { [MS_CPU] = ms__cpu_gru },
+           .backward = gru_backward,
            .samples = "[5,2,9] [9,3]u [9] [2,3] i=0; [5,2,9] [9,3]u [9] [2,3] i=1; [5,2,9] [9,3]u i=0; "
                       "[1,2,9] [9,3]u [9] [2,3] i=0; [4,0,9] [9,3]u [9] i=0; [3,9,54] [54,18]u [54] [9,18] i=0; "
                       "[5,37,18] [18,6]u - [37,6] i=1");

@@ -83,7 +83,7 @@ static ms_status rms_norm_rotary_backward(ms_backward_call *b)
 }
 
 static const ms_op op_rotary =
-    MS_ROW("rotary", 3, 3, .takes = "back?",
+    MS_ROW("rotary", 3, 3, .takes = "cosines, sines | back?",
            .doc = "Turns pairs of features by angles, given as cosines and sines; back: by the negative angles.",
            .save_in = 1 << COS | 1 << SIN, .check = rotary_check, .run = { [MS_CPU] = ms__cpu_rotary },
            .backward = rotary_backward,
@@ -91,9 +91,9 @@ static const ms_op op_rotary =
                       "[5,2] [5,1]c [5,1]c; [2,2,2,3,6] [3,2]c [3,2]c; [0,3,5,8] [5,4]c [5,4]c; "
                       "[3,40,66] [40,33]c [40,33]c");
 static const ms_op op_rms_norm_rotary =
-    MS_ROW("rms_norm_rotary", 4, 4, .takes = "back?; eps", .doc = "rms_norm over the last dimension, then rotary.",
-           .save_in = 15, .save_out = 2, .n_shown = 1, .check = rms_norm_rotary_check,
-           .run = { [MS_CPU] = ms__cpu_rotary }, .backward = rms_norm_rotary_backward,
+    MS_ROW("rms_norm_rotary", 4, 4, .takes = "cosines, sines, weight | back?; eps",
+           .doc = "rms_norm over the last dimension, then rotary.", .save_in = 15, .save_out = 2, .n_shown = 1,
+           .check = rms_norm_rotary_check, .run = { [MS_CPU] = ms__cpu_rotary }, .backward = rms_norm_rotary_backward,
            .samples = "[2,3,5,8] [5,4]c [5,4]c [8] f=1e-5; [2,3,5,8] [2,1,5,4]c [2,1,5,4]c [8] f=1e-5; "
                       "[4,9] [4,3]c [4,3]c [9] f=1e-3; [0,3,5,8] [5,4]c [5,4]c [8] f=1e-5; "
                       "[3,40,66] [40,33]c [40,33]c [66] f=1e-5");

@@ -408,13 +408,13 @@ end
 ---@return boolean
 function M.takes(w) return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0 end
 
---- Makes a function that looks up rows of w and has a sparse gradient. look(ids, w, padding): the engine's operator.
+--- Makes a function that looks up rows of w and has a sparse gradient. look(w, ids, padding): the engine's operator.
 function M.embedding(look)
   return functions.Function {
     forward = function(ctx, w, ids, padding)
       ctx.weight, ctx.padding = w, padding
       ctx:save(ids)
-      return look(ids, w, padding)
+      return look(w, ids, padding)
     end,
     backward = embedding_backward,
   }

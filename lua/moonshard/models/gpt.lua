@@ -73,7 +73,7 @@ local function call_mlp(mlp, x)
   if #mlp == 3 and getmetatable(mlp) == nn.Sequential and getmetatable(up) == nn.Linear and getmetatable(act) == nn.GELU
     and getmetatable(down) == nn.Linear and act.approximate == "tanh"
     and not (mlp._hooked or up._hooked or act._hooked or down._hooked) then
-    return gelu_mlp(x, up.weight, up.bias, down.weight, down.bias, act.recompute)
+    return gelu_mlp(x, up.weight, down.weight, up.bias, down.bias, act.recompute)
   end
   return mlp(x)
 end

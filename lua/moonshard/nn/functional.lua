@@ -30,7 +30,7 @@ function F.linear(x, w, b) return ops.linear(x, w, b) end
 ---@param scale Tensor  [out], floating point; nn.utils.quantize_rows gives w and scale
 ---@param b? Tensor  [out], of x's dtype
 ---@return Tensor  [..., out], of x's dtype
-function F.int8_linear(x, w, scale, b) return ops.int8_linear(x, w, scale, b) end
+function F.int8_linear(x, w, scale, b) return ops.int8_linear(x, w, b, scale) end
 
 -- Adds the activations, which are relu, silu and the other rows of kernels/rows/elementwise.def with the flag
 -- ACTIVATION, and the functions of other files.
@@ -95,7 +95,7 @@ end
 function F.embedding(ids, w, given)
   local pad = given and opts("embedding", given, { padding_idx = opts.number }).padding_idx
   if pad and pad < 0 then pad = w:size(1) + pad end
-  return ops.embedding(ids, w, pad)
+  return ops.embedding(w, ids, pad)
 end
 
 -- The trailing sizes, as a list. shape: argument 2 of the function `who`, one size or a list.
@@ -132,7 +132,7 @@ local mlp_options = { recompute = false }
 ---@return Tensor  […, out]
 function F.gelu_mlp(x, w1, b1, w2, b2, given)
   b2, given = opts.shift("gelu_mlp", b2, given)
-  return ops.gelu_mlp(x, w1, b1, w2, b2, opts("gelu_mlp", given, mlp_options).recompute)
+  return ops.gelu_mlp(x, w1, w2, b1, b2, opts("gelu_mlp", given, mlp_options).recompute)
 end
 
 --- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: the trailing dimensions
@@ -151,8 +151,8 @@ function F.layer_norm(x, shape, w, b, given)
   local o = opts("layer_norm", given, { eps = 1e-5, residual = opts.any })
   local sizes = sizes_of("layer_norm", shape)
   check_sizes("layer_norm", x, sizes)
-  if o.residual then return ops.add_layer_norm(x, o.residual, #sizes, w, b, o.eps) end
-  return ops.layer_norm(x, #sizes, w, b, o.eps)
+  if o.residual then return ops.add_layer_norm(x, o.residual, w, b, #sizes, o.eps) end
+  return ops.layer_norm(x, w, b, #sizes, o.eps)
 end
 
 --- x / sqrt(mean(x^2) + eps) * w over the trailing dimensions (Zhang & Sennrich 2019). If eps is not given, it is the
@@ -180,8 +180,8 @@ function F.rms_norm(x, shape, w, given)
     check_sizes("rms_norm", x, sizes)
     n = #sizes
   end
-  if o.residual then return ops.add_rms_norm(x, o.residual, n, w, o.eps) end
-  return ops.rms_norm(x, n, w, o.eps)
+  if o.residual then return ops.add_rms_norm(x, o.residual, w, n, o.eps) end
+  return ops.rms_norm(x, w, n, o.eps)
 end
 
 -- running = (1 - factor) * running + factor * scale * batch.

@@ -3,31 +3,26 @@
 --- 0; negative ones from the end.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local rows = require "moonshard.tensor.rows"
 local tensor = require "moonshard.tensor"
 
 local args, a_in, a_out, a_i, a_f = engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
 local id_of, wrap = tensor.id_of, tensor.wrap
-local call1, call3, call_args = tensor.call1, tensor.call3, tensor.call
+local call1, call_args, positional = tensor.call1, tensor.call, rows.positional
 
 local op = engine.op
 
 local M = {}
 
-local op_linear, op_gelu, op_dropout, op_embedding = op "linear", op "gelu", op "dropout", op "embedding"
-local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
-  op "log_softmax"
-local op_gelu_mlp, op_int8_linear = op "gelu_mlp", op "int8_linear"
-local op_linear_parts, op_rotary, op_rms_norm_rotary = op "linear_parts", op "rotary", op "rms_norm_rotary"
-local op_add_layer_norm, op_add_rms_norm = op "add_layer_norm", op "add_rms_norm"
-local op_batch_norm, op_batch_norm_stats = op "batch_norm", op "batch_norm_stats"
-local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
-local op_linear_cross_entropy = op "linear_cross_entropy"
+local op_gelu, op_linear_parts = op "gelu", op "linear_parts"
 local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
 local state, drop_id = engine.state, engine.lib.ms_drop
 
-for name, fn in pairs(require "moonshard.tensor.ops".activations) do M[name] = fn end
+for name, fn in pairs(rows.activations) do M[name] = fn end
 
-function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
+for _, name in ipairs { "linear", "int8_linear", "gelu_mlp", "embedding", "layer_norm", "softmax", "log_softmax" } do
+  M[name] = positional(name)
+end
 
 -- The results of up to 4 linear layers side by side, in one call. layers: their slots.
 function M.linear_parts(x, layers)
@@ -41,34 +36,17 @@ function M.linear_parts(x, layers)
   return wrap(call_args(op_linear_parts, x))
 end
 
+local rotary, normed_rotary = positional "rotary", positional("rms_norm_rotary", "rotary")
+
 -- Turns pairs of features. w, eps: of an RMSNorm that goes before; nil without.
 function M.rotary(x, cos, sin, w, eps)
-  a_in[0], a_in[1], a_in[2] = id_of(x, "rotary"), id_of(cos, "rotary", "cosines"), id_of(sin, "rotary", "sines")
-  args.n_in, args.n_i, args.n_f, a_i[0] = 3, 1, 0, 0
-  if w == nil then return wrap(call_args(op_rotary, x, cos, sin)) end
-  a_in[3], args.n_in, args.n_f, a_f[0] = id_of(w, "rotary", "weight"), 4, 1, eps
-  return wrap(call_args(op_rms_norm_rotary, x, cos, sin, w))
-end
-
-function M.int8_linear(x, w, scale, b)
-  a_in[0], a_in[1] = id_of(x, "int8_linear"), id_of(w, "int8_linear", "weight")
-  a_in[2], a_in[3] = b ~= nil and id_of(b, "int8_linear", "bias") or 0, id_of(scale, "int8_linear", "scale")
-  args.n_in, args.n_i, args.n_f = 4, 0, 0
-  return wrap(call_args(op_int8_linear, x, w, b, scale))
+  if w == nil then return rotary(x, cos, sin) end
+  return normed_rotary(x, cos, sin, w, false, eps)
 end
 
 function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
+local op_dropout = op "dropout"
 function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
-
--- gelu(x w1^T + b1) w2^T + b2, with GELU approximated by tanh. again: backward computes the activations again.
-function M.gelu_mlp(x, w1, b1, w2, b2, again)
-  a_in[0], a_in[1] = id_of(x, "gelu_mlp"), id_of(w1, "gelu_mlp", "first weight")
-  a_in[2] = id_of(w2, "gelu_mlp", "second weight")
-  a_in[3] = b1 ~= nil and id_of(b1, "gelu_mlp", "first bias") or 0
-  a_in[4] = b2 ~= nil and id_of(b2, "gelu_mlp", "second bias") or 0
-  args.n_in, args.n_i, args.n_f, a_i[0] = 5, 1, 0, again and 1 or 0
-  return wrap(call_args(op_gelu_mlp, x, w1, b1, w2, b2))
-end
 
 function M.gelu_tanh(x)
   a_i[0] = 1
@@ -97,85 +75,28 @@ function M.recompute(t)
   return t
 end
 
-local function along(number, x, d, who)
-  a_i[0] = d
-  return wrap(tensor.call1_with(number, x, who, 1))
-end
-function M.softmax(x, d) return along(op_softmax, x, d, "softmax") end
-function M.log_softmax(x, d) return along(op_log_softmax, x, d, "log_softmax") end
-
-function M.embedding(ids, w, padding_idx)
-  a_in[0], a_in[1] = id_of(w, "embedding", "weight"), id_of(ids, "embedding", "ids")
-  args.n_in, args.n_i, args.n_f, a_i[0] = 2, 1, 0, padding_idx or -1
-  return wrap(call_args(op_embedding, w, ids))
-end
-
--- Normalises over the last n dimensions.
-function M.layer_norm(x, n, w, b, eps)
-  local ids = 1
-  a_in[0] = id_of(x, "layer_norm")
-  if w ~= nil then a_in[1], ids = id_of(w, "layer_norm", "weight"), 2 end
-  if b ~= nil then
-    if w == nil then a_in[1] = 0 end
-    a_in[2], ids = id_of(b, "layer_norm", "bias"), 3
-  end
-  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = ids, 1, 1, n, eps
-  return wrap(call_args(op_layer_norm, x, w, b))
-end
-
--- Normalises x + r as layer_norm does. Returns the result and x + r.
-function M.add_layer_norm(x, r, n, w, b, eps)
-  a_in[0], a_in[1] = id_of(x, "layer_norm"), id_of(r, "layer_norm", "residual")
-  a_in[2] = w ~= nil and id_of(w, "layer_norm", "weight") or 0
-  a_in[3] = b ~= nil and id_of(b, "layer_norm", "bias") or 0
-  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = 4, 1, 1, n, eps
-  call_args(op_add_layer_norm, x, r, w, b)
-  return wrap(a_out[0]), wrap(a_out[1])
-end
+-- Returns the result and x + residual.
+M.add_layer_norm = positional("add_layer_norm", "layer_norm", nil, 2)
 
 -- The default eps by dtype: the machine epsilon, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
+local rms_norm, add_rms_norm = positional "rms_norm", positional("add_rms_norm", "rms_norm", nil, 2)
 
--- Normalises over the last n dimensions.
-function M.rms_norm(x, n, w, eps)
-  local id = id_of(x, "rms_norm")
-  eps = eps or epsilon[x.dtype] or 0
-  a_in[0] = id
-  local ids = 1
-  if w ~= nil then a_in[1], ids = id_of(w, "rms_norm", "weight"), 2 end
-  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = ids, 1, 1, n, eps
-  return wrap(call_args(op_rms_norm, x, w))
-end
+function M.rms_norm(x, w, n, eps) return rms_norm(x, w, n, eps or epsilon[x.dtype] or 0) end
+-- Returns the result and x + residual.
+function M.add_rms_norm(x, residual, w, n, eps) return add_rms_norm(x, residual, w, n, eps or epsilon[x.dtype] or 0) end
 
--- Normalises x + r as rms_norm does. Returns the result and x + r.
-function M.add_rms_norm(x, r, n, w, eps)
-  a_in[0], a_in[1] = id_of(x, "rms_norm"), id_of(r, "rms_norm", "residual")
-  a_in[2] = w ~= nil and id_of(w, "rms_norm", "weight") or 0
-  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = 3, 1, 1, n, eps or epsilon[x.dtype] or 0
-  call_args(op_add_rms_norm, x, r, w)
-  return wrap(a_out[0]), wrap(a_out[1])
-end
+local batch_norm = positional "batch_norm"
 
 -- Returns the normalised x; in training also the batch's mean and biased variance of each channel.
 function M.batch_norm(x, w, b, mean, var, training, eps)
-  a_in[0] = id_of(x, "batch_norm")
-  a_in[1] = w ~= nil and id_of(w, "batch_norm", "weight") or 0
-  a_in[2] = b ~= nil and id_of(b, "batch_norm", "bias") or 0
-  a_in[3] = mean ~= nil and id_of(mean, "batch_norm", "running mean") or 0
-  a_in[4] = var ~= nil and id_of(var, "batch_norm", "running variance") or 0
-  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = 5, 1, 1, training and 1 or 0, eps
-  call_args(op_batch_norm, x, w, b)
-  if not training then return wrap(a_out[0]) end
-  return wrap(a_out[0]), wrap(a_out[1]), wrap(a_out[2])
+  local y = batch_norm(x, w, b, mean, var, training, eps)
+  if training then return y, wrap(a_out[1]), wrap(a_out[2]) end
+  return y
 end
 
 -- The mean and biased variance of every channel.
-function M.batch_norm_stats(x)
-  a_in[0] = id_of(x, "batch_norm_stats")
-  args.n_in, args.n_i, args.n_f = 1, 0, 0
-  call_args(op_batch_norm_stats, x)
-  return wrap(a_out[0]), wrap(a_out[1])
-end
+M.batch_norm_stats = positional("batch_norm_stats", nil, nil, 2)
 
 -- Convolutions, by their names in the table of operators. M.conv gets in `how` the integer groups and the lists stride,
 -- before, after and dilation; before and after are paddings, or a transposed convolution's padding and output padding.
@@ -202,63 +123,41 @@ end
 
 local reductions = { none = 0, mean = 1, sum = 2 }
 
+local cross_entropy = positional("cross_entropy", nil, "input")
+
 function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smoothing)
-  a_in[0], a_in[1] = id_of(logits, "cross_entropy", "input"), id_of(ids, "cross_entropy", "target")
-  local n = 2
-  if weight ~= nil then a_in[2], n = id_of(weight, "cross_entropy", "weight"), 3 end
-  args.n_in, args.n_i, args.n_f = n, 2, 1
-  a_i[0], a_i[1], a_f[0] = reductions[reduction], ignore_index, label_smoothing
-  local loss = call_args(op_cross_entropy, logits, ids, weight)
+  local loss = cross_entropy(logits, ids, weight, reductions[reduction], ignore_index, label_smoothing)
   -- The second output is for backward only. Outside of scopes nothing else would release its id.
-  if loss > 0 then engine.lib.ms_release(a_out[1]) end
-  return wrap(loss)
+  if loss.id > 0 then engine.lib.ms_release(a_out[1]) end
+  return loss
 end
+
+local linear_cross_entropy = positional("linear_cross_entropy", nil, "input")
 
 -- F.linear_cross_entropy for matrices. o: its options; rows: the number of rows of a chunk.
-function M.linear_cross_entropy(x, w, ids, o, rows)
-  local who = "linear_cross_entropy"
-  a_in[0], a_in[1], a_in[2] = id_of(x, who, "input"), id_of(w, who, "linear_weight"), id_of(ids, who, "ids")
-  a_in[3] = o.linear_bias ~= nil and id_of(o.linear_bias, who, "linear_bias") or 0
-  a_in[4] = o.weight ~= nil and id_of(o.weight, who, "weight") or 0
-  args.n_in, args.n_i, args.n_f = 5, 3, 1
-  a_i[0], a_i[1], a_i[2], a_f[0] = reductions[o.reduction], o.ignore_index, rows, o.label_smoothing
-  return wrap(call_args(op_linear_cross_entropy, x, w, ids))
+function M.linear_cross_entropy(x, w, ids, o, n_rows)
+  return linear_cross_entropy(x, w, ids, o.linear_bias, o.weight, reductions[o.reduction], o.ignore_index, n_rows,
+    o.label_smoothing)
 end
 
-function M.mse_loss(a, b, reduction)
-  a_in[0], a_in[1] = id_of(a, "mse_loss"), id_of(b, "mse_loss")
-  args.n_in, args.n_i, args.n_f, a_i[0] = 2, 1, 0, reductions[reduction]
-  return wrap(call_args(op_mse_loss, a, b))
-end
+local mse_loss = positional "mse_loss"
+function M.mse_loss(a, b, reduction) return mse_loss(a, b, reductions[reduction]) end
+
+local attention = positional("attention", nil, "q")
 
 -- Scaled dot product attention. scale: nil for 1 / sqrt(head size); o: options of F.scaled_dot_product_attention.
 function M.attention(q, k, v, scale, o)
-  a_in[0], a_in[1], a_in[2] = id_of(q, "attention", "q"), id_of(k, "attention", "k"), id_of(v, "attention", "v")
-  local n, mask = 3, o.attn_mask
-  if mask ~= nil then a_in[3], n = id_of(mask, "attention", "attn_mask"), 4 end
-  args.n_in, args.n_i, args.n_f = n, 3, 3
-  a_i[0], a_i[1], a_i[2] = o.is_causal and 1 or 0, o.causal_offset or 0, o.window or 0
-  a_f[0], a_f[1], a_f[2] = o.dropout_p or 0, scale or 0, o.softcap or 0
-  return wrap(call_args(op_attention, q, k, v))
+  return attention(q, k, v, o.attn_mask, o.is_causal, o.causal_offset, o.window, o.dropout_p, scale, o.softcap)
 end
 
-local recurrent = { rnn = op "rnn", lstm = op "lstm", gru = op "gru" }
+local recurrent = { rnn = positional("rnn", nil, nil, 2), lstm = positional("lstm", nil, nil, 3),
+  gru = positional("gru", nil, nil, 2) }
 
 -- Runs all steps of a recurrent layer in one direction. kind: "rnn", "lstm" or "gru"; x: the product of the input with
 -- its weight, [T, N, gates * H], or packed; w: the weight of the state. o: optional inputs (bias, h, c, project,
 -- batch_sizes) and flags (reversed, relu). Returns y, h and, for "lstm", c.
 function M.recurrent(kind, x, w, o)
-  a_in[0], a_in[1] = id_of(x, kind), id_of(w, kind, "weight_hh")
-  a_in[2] = o.bias ~= nil and id_of(o.bias, kind, "bias_hh") or 0
-  a_in[3] = o.h ~= nil and id_of(o.h, kind, "h") or 0
-  a_in[4] = o.c ~= nil and id_of(o.c, kind, "c") or 0
-  a_in[5] = o.project ~= nil and id_of(o.project, kind, "weight_hr") or 0
-  a_in[6] = o.batch_sizes ~= nil and id_of(o.batch_sizes, kind, "batch_sizes") or 0
-  args.n_in, args.n_i, args.n_f = 7, kind == "rnn" and 2 or 1, 0
-  a_i[0], a_i[1] = o.reversed and 1 or 0, o.relu and 1 or 0
-  call_args(recurrent[kind], x, w)
-  local y, h, c = wrap(a_out[0]), a_out[1], kind == "lstm" and a_out[2]
-  return y, wrap(h), c and wrap(c) or nil
+  return recurrent[kind](x, w, o.bias, o.h, o.c, o.project, o.batch_sizes, o.reversed, o.relu)
 end
 
 -- Runs an operator on an id and returns the id of its first output, so that intermediate results need no Lua objects.

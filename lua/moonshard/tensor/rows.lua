@@ -6,6 +6,8 @@
 ---   "dim=-1, keepdim?"      t:name(d, { keepdim = true })
 ---   "index, source | dim"   t:name(d, index, source)
 ---   "; value=1"             t:name { value = 2 }
+---
+--- M.positional makes the functions of rows that layers and nn.F call.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -148,6 +150,47 @@ local function method(number, row)
   local fn = assert(loadstring(code, here))(number, name, opts, options, opts(name, nil, options), tensor, engine,
     M.whole, M.positions)
   return #a.options > 0 and fn or opts.fixed(name, fn)
+end
+
+--- A function of a row's arguments in their order: the tensors, of which those marked optional may be nil, integers
+--- (flags are booleans, dimensions count from 0) and numbers. The caller has checked all but the tensors.
+---@param name string
+---@param who? string  what errors name (default: name)
+---@param first? string  what errors name the first tensor (default: nothing)
+---@param results? integer  (default: 1)
+function M.positional(name, who, first, results)
+  local number = engine.op(name)
+  local row = lib.ms_op_at(number)
+  local a, params, lines = M.takes(row), { "t" }, {}
+  assert(1 + #a.tensors == row.most_inputs, name)
+  local function add(...) lines[#lines + 1] = (...):format(select(2, ...)) end
+  local function list(of, to, code)
+    for k, e in ipairs(of) do
+      params[#params + 1] = e.param
+      add("%s[%d] = %s", to, k - 1, (code(e):gsub("@", e.param)))
+    end
+  end
+  add("a_in[0] = id_of(t, who%s)", first and (", '%s'"):format(first) or "")
+  for k, e in ipairs(a.tensors) do
+    params[#params + 1] = e.param
+    add("a_in[%d] = %sid_of(%s, who, '%s')%s", k, e.optional and e.param .. " ~= nil and " or "", e.param, e.name,
+      e.optional and " or 0" or "")
+  end
+  local tensors = table.concat(params, ", ", 1, math.min(#params, 3))
+  add("args.n_in, args.n_i, args.n_f = %d, %d, %d", #params, #a.integers, #a.numbers)
+  list(a.integers, "a_i", function(e)
+    return e.kind == "flag" and "@ and 1 or 0" or e.optional and ("@ == nil and %d or @"):format(e.default) or "@"
+  end)
+  list(a.numbers, "a_f", function(e) return e.optional and ("@ or %.17g"):format(e.default) or "@" end)
+  if #a.integers + #a.numbers == 0 and not results and not first and #a.tensors == 2 and not a.tensors[1].optional then
+    lines = { ("return wrap(call3(op, %s, who))"):format(tensors) }
+  else
+    add("%swrap(call(op, %s))", results and "local y = " or "return ", tensors)
+    for k = 2, results or 0 do add("local y%d = wrap(engine.a_out[%d])", k, k - 1) end
+    if results then add("return y%s", results == 3 and ", y2, y3" or ", y2") end
+  end
+  local code = head:gsub("t$", "") .. table.concat(params, ", ") .. ")\n" .. table.concat(lines, "\n") .. "\nend"
+  return assert(loadstring(code, here))(number, who or name, opts, nil, nil, tensor, engine)
 end
 
 for number = 0, lib.ms_op_count() - 1 do

@@ -90,7 +90,7 @@ local sparse_embedding = sparse.embedding(embedding)
 function Embedding:forward(ids)
   local slots = self._slots
   if slots.sparse and sparse.takes(slots.weight) then return sparse_embedding(slots.weight, ids, slots.padding_idx) end
-  return embedding(ids, slots.weight, slots.padding_idx)
+  return embedding(slots.weight, ids, slots.padding_idx)
 end
 
 function Embedding:extra_repr()

@@ -58,7 +58,7 @@ function M.embedding_bag(ids, w, given)
   end
   if pad and pad < 0 then pad = w:size(1) + pad end
   return scope.scope(function()
-    local rows = ops.embedding(ids, w, pad)
+    local rows = ops.embedding(w, ids, pad)
     if factors ~= nil then rows = rows * factors:unsqueeze(3) end
     return reduced(rows, ids, o.mode, pad)
   end)

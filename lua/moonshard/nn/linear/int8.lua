@@ -51,7 +51,7 @@ local int8_linear = ops.int8_linear
 ---@return Tensor  [..., size_out]
 function Int8Linear:forward(x)
   local slots = self._slots
-  return int8_linear(x, slots.weight, slots.scale, slots.bias)
+  return int8_linear(x, slots.weight, slots.bias, slots.scale)
 end
 
 function Int8Linear:extra_repr()

@@ -56,7 +56,7 @@ local kinds = {
   {
     class = Embedding,
     shapes = function(weight, rank) return { rank, weight:size(1) }, { weight:size(2), rank } end,
-    part = function(ids, A, B, slots) return ops.linear(ops.embedding(ids, A:t(), slots.padding_idx), B) end,
+    part = function(ids, A, B, slots) return ops.linear(ops.embedding(A:t(), ids, slots.padding_idx), B) end,
     delta = function(A, B) return A:t():matmul(B:t()) end,
     fill = function(A, B)
       init.zeros_(A)

@@ -65,7 +65,7 @@ function M.group_norm(x, num_groups, w, b, given)
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
   return run(function()
-    local y = x:numel() == 0 and x or ops.layer_norm(x:reshape(rows, n), 1, nil, nil, eps):reshape(x.shape)
+    local y = x:numel() == 0 and x or ops.layer_norm(x:reshape(rows, n), nil, nil, 1, eps):reshape(x.shape)
     return affine(y, w, b)
   end)
 end

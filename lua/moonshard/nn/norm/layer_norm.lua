@@ -57,9 +57,9 @@ function LayerNorm:forward(x, residual)
   local slots = self._slots
   if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end  -- if there is a weight, the engine checks x
   if residual ~= nil then
-    return add_layer_norm(x, residual, slots.dims, slots.weight, slots.bias, slots.eps)
+    return add_layer_norm(x, residual, slots.weight, slots.bias, slots.dims, slots.eps)
   end
-  return layer_norm(x, slots.dims, slots.weight, slots.bias, slots.eps)
+  return layer_norm(x, slots.weight, slots.bias, slots.dims, slots.eps)
 end
 
 function LayerNorm:extra_repr()
@@ -98,8 +98,8 @@ local rms_norm, add_rms_norm = ops.rms_norm, ops.add_rms_norm
 function RMSNorm:forward(x, residual)
   local slots = self._slots
   if not slots.weight then check_sizes("rms_norm", x, slots.sizes) end
-  if residual ~= nil then return add_rms_norm(x, residual, slots.dims, slots.weight, slots.eps) end
-  return rms_norm(x, slots.dims, slots.weight, slots.eps)
+  if residual ~= nil then return add_rms_norm(x, residual, slots.weight, slots.dims, slots.eps) end
+  return rms_norm(x, slots.weight, slots.dims, slots.eps)
 end
 
 function RMSNorm:extra_repr()
