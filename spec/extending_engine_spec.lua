@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- The recipes of docs/extending.md that change the engine: their `diff` blocks are applied to a copy of the sources,
 --- the files that they change are compiled as the build does but without optimization, and each section's program runs
---- with that engine. A section's `c` block is a new file, the plugin of a transport.
+--- with that engine. A section's `c` block is a new file, the plugin of a transport. CUDA files are compiled for the
+--- emulated GPU.
 local engine = require "moonshard.core.ffi"
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -19,12 +20,14 @@ for heading, section in (text:gsub("\n## ", "\n\1") .. "\1"):gmatch "\1([^\n]+)(
   end
 end
 
--- The files that include the lists of operators, optimizers and transports, and the files of C that recipes add.
+-- Files: C, those that include the lists of operators, optimizers and transports, and those that recipes add; CUDA.
 local sources = { "kernels/rows/elementwise.c", "kernels/cpu/elementwise/elementwise.c", "runtime/train/optim.c",
   "runtime/comm/transport/transport.c" }
+local cuda_sources = {}
 for _, recipe in ipairs(recipes) do
   for _, diff in ipairs(recipe.diffs) do
     for path in diff:gmatch "%-%-%- /dev/null\n%+%+%+ b/(%S+%.c)\n" do sources[#sources + 1] = path end
+    for path in diff:gmatch "\n%+%+%+ b/(%S+%.cu)\n" do cuda_sources[#cuda_sources + 1] = path end
   end
 end
 
@@ -43,7 +46,15 @@ if ninja then ninja:close() end
 
 local function of_rule(output, name)
   local rule = rules:match("\nbuild " .. output:gsub("%p", "%%%0") .. "[ :].-\n\n")
-  return rule:match("\n  " .. name .. " = ([^\n]*)") or ""
+  return (rule:match("\n  " .. name .. " = ([^\n]*)") or ""):gsub("%-O%d", "-O0"):gsub("%-g1? ", "")
+end
+
+-- Links the shared library whose file the pattern of ninja's rule gives, with other objects in place of the build's.
+local function link(compiler, pattern, name, folder, objects, added)
+  local library, inputs = rules:match("\nbuild (" .. pattern .. "): %w+_SHARED%S+ ([^|\n]*)")
+  inputs = inputs:gsub("%S+", function(object) return objects[object] or build .. object end)
+  run(("%s -shared -o %s/%s %s %s %s"):format(compiler, folder, name, inputs .. added, of_rule(library, "LINK_FLAGS"),
+    of_rule(library, "LINK_LIBRARIES")))
 end
 
 describe("docs/extending.md, where it changes the engine,", function()
@@ -72,18 +83,38 @@ describe("docs/extending.md, where it changes the engine,", function()
     for _, source in ipairs(sources) do
       local object = "CMakeFiles/moonshard.dir/" .. source .. ".o"
       local known = rules:find("\nbuild " .. object, 1, true) and object or "CMakeFiles/moonshard.dir/" .. sources[1] .. ".o"
-      local flags = of_rule(known, "FLAGS"):gsub("%-O%d", "-O0"):gsub("%-g1? ", "")
       objects[object] = folder .. "/" .. source:gsub("/", "_") .. ".o"
       compile[#compile + 1] = ("cc %s %s -DMS_NO_CLONES -I%s/runtime -I%s/kernels -c %s/%s -o %s"):format(
-        of_rule(known, "DEFINES"), flags, folder, folder, folder, source, objects[object])
+        of_rule(known, "DEFINES"), of_rule(known, "FLAGS"), folder, folder, folder, source, objects[object])
       if known ~= object then added = added .. " " .. objects[object] end
     end
     assert.are.equal("", run(table.concat(compile, " & ") .. " & wait"))
-    local library, inputs = rules:match "\nbuild (libmoonshard%.so[%d.]*): C_SHARED%S+ ([^|\n]*)"
-    inputs = inputs:gsub("%S+", function(object) return objects[object] or build .. object end)
-    run(("cc -shared -o %s/libmoonshard.so %s %s %s"):format(folder, inputs .. added, of_rule(library, "LINK_FLAGS"),
-      of_rule(library, "LINK_LIBRARIES")))
+    link("cc", "libmoonshard%.so[%d.]*", "libmoonshard.so", folder, objects, added)
     run(("cp %smoonshard_cdef.h %s"):format(build, folder))
+  end)
+
+  it("has kernels that give the CPU's bits on a GPU #cuda", function()
+    if not rules:find "\nbuild libmoonshard_cuda_emulated" then pending "this build has no emulated GPU" end
+    local objects, compile = {}, {}
+    for _, source in ipairs(cuda_sources) do
+      local name = source:match "([^/]+)%.cu$"
+      local object = "CMakeFiles/moonshard_cuda_emulated.dir/emulated/" .. name .. ".cpp.o"
+      objects[object] = folder .. "/" .. name .. ".o"
+      compile[#compile + 1] = ("c++ -x c++ %s %s -I%s/runtime -I%s/kernels -I%s/kernels/cuda %s -c %s/%s -o %s"):format(
+        of_rule(object, "DEFINES"), of_rule(object, "FLAGS"), folder, folder, folder, of_rule(object, "INCLUDES"), folder,
+        source, objects[object])
+    end
+    assert.are.equal("", run(table.concat(compile, " & ") .. " & wait"))
+    link("c++", "libmoonshard_cuda_emulated%.so", "libmoonshard_cuda_emulated.so", folder, objects, "")
+    process.write(folder .. "/gpu.lua", [[
+      local ms = require "moonshard"
+      local t = ms.randn(300, 7)
+      for _, back in ipairs { false, true } do
+        print(ms.equal(t:ema(0.3, { back = back }), t:to "cuda":ema(0.3, { back = back }):to "cpu"))
+      end
+    ]])
+    assert.are.equal("true\ntrue\n", run(("cd %s && MOONSHARD_CUDA=emulated LUA_PATH='lua/?.lua;lua/?/init.lua' "
+      .. "MOONSHARD_LIB=%s/libmoonshard.so luajit gpu.lua"):format(folder, folder)))
   end)
 
   it("has a folder that becomes a transport's plugin", function()
