@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Truncated, flipped and hostile files of models and tokenizers: they are read, or an error names them, soon and
 --- without much memory. 250 of each kind; MOONSHARD_LONG=1: 10,000. Some give NaNs that LuaJIT takes for other values.
+local data = require "spec.support.tokenizer_data"
 local ffi = require "ffi"
 local folders = require "spec.support.hf_folders"
 local ms = require "moonshard"
@@ -9,7 +10,6 @@ local process = require "spec.support.process"
 local COUNT = os.getenv "MOONSHARD_LONG" and 10000 or 250
 -- MiB more than before, at most. AddressSanitizer keeps 256 MiB of what is freed.
 local MEMORY = os.getenv "MOONSHARD_TOOL" == "sanitize" and 768 or 256
-local DATA = process.root .. "/spec/golden/data/tokenizers/"
 
 -- What hostile files have in place of a value.
 local VALUES = { "null", "[]", "{}", "-1", "0", "1e308", "1e9", '"x"', "true", "[[[[", '"', "}", "99999999999999999999",
@@ -39,18 +39,18 @@ local KINDS = {
     make = function(folder)
       local model = ms.hf.create { model_type = "llama", vocab_size = 400, hidden_size = 16, intermediate_size = 24,
         num_hidden_layers = 1, num_attention_heads = 2 }
-      process.write(folder .. "/tokenizer.json", process.read(DATA .. "llama3.json"))
+      process.write(folder .. "/tokenizer.json", data.read "llama3.json")
       model.family.folder = folder
       ms.hf.save(model, folder .. "/model.gguf")
     end },
 }
 for _, kind in ipairs { "gpt2", "llama2", "bert_cased", "t5" } do
   KINDS[kind .. ".json"] = { read = tokenizes, needs_pcre = true,
-    make = function(folder) process.write(folder .. "/" .. kind .. ".json", process.read(DATA .. kind .. ".json")) end }
+    make = function(folder) process.write(folder .. "/" .. kind .. ".json", data.read(kind .. ".json")) end }
 end
 for _, kind in ipairs { "unigram", "bpe" } do
   KINDS[kind .. ".model"] = { read = tokenizes, needs_pcre = true, head = 6000,
-    make = function(folder) process.write(folder .. "/" .. kind .. ".model", process.read(DATA .. kind .. ".model")) end }
+    make = function(folder) process.write(folder .. "/" .. kind .. ".model", data.read(kind .. ".model")) end }
 end
 
 -- Returns a function that makes numbers from 0 to n - 1.

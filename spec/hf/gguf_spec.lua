@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- GGUF files: those of PyPI's gguf are read, and written byte for byte; models go there and back.
+local data = require "spec.support.tokenizer_data"
 local folders = require "spec.support.hf_folders"
 local gguf_file = require "moonshard.io.gguf"
 local golden = require "spec.support.golden"
@@ -73,13 +74,12 @@ describe("a GGUF file", function()
   end
 
   describe("with a tokenizer", function()
-    local DATA = process.root .. "/spec/golden/data/tokenizers/"
-    local cases = require("cjson").decode(process.read(DATA .. "cases.json"))
+    local cases = require("cjson").decode(data.read "cases.json")
 
     -- A folder with a tokenizer and a Llama of as many ids, which is written as folder/t.gguf.
     local function write(name, as, more)
-      local from, t = process.temp_folder(), ms.text.tokenizer(DATA .. name)
-      process.write(from .. "/" .. as, process.read(DATA .. name))
+      local from, t = process.temp_folder(), data.open(name)
+      process.write(from .. "/" .. as, data.read(name))
       for file, text in pairs(more or {}) do process.write(from .. "/" .. file, text) end
       local model = ms.hf.create { model_type = "llama", vocab_size = t.vocab_size + 5, hidden_size = 16,
         intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2, eos_token_id = 7 }

@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: MIT
 --- ms.text.tokenizer: each kind of tokenizer.json, compared with PyPI's tokenizers; other files of the same tokens.
 local cjson = require "cjson"
+local data = require "spec.support.tokenizer_data"
 local ffi = require "ffi"
 local message = require "spec.support.message"
 local ms = require "moonshard"
 local process = require "spec.support.process"
 
-local DATA = process.root .. "/spec/golden/data/tokenizers/"
-local golden = cjson.decode(process.read(DATA .. "cases.json"))
+local golden = cjson.decode(data.read "cases.json")
 local KINDS = { "gpt2", "llama3", "qwen2", "roberta", "llama2", "clip", "bert", "bert_cased", "t5" }
 local has_pcre = pcall(ffi.load, "libpcre2-8.so.0")
 local has_forms = pcall(ffi.load, "libutf8proc.so.2")
@@ -15,9 +15,9 @@ local NORMALIZES = { qwen2 = true, clip = true, bert = true, bert_cased = true }
 
 local rounded = ffi.new "float[1]"
 
-local function open(kind) return ms.text.tokenizer(DATA .. kind .. ".json") end
+local function open(kind) return data.open(kind .. ".json") end
 local function flat(t) return t:flatten():tolist() end
-local function read(kind) return cjson.decode(process.read(DATA .. kind .. ".json")) end
+local function read(kind) return cjson.decode(data.read(kind .. ".json")) end
 
 describe("tokenizer.json", function()
   if not has_pcre then return pending "this system has no PCRE2" end
@@ -82,7 +82,7 @@ describe("a text without offsets", function()
   for _, name in ipairs(names) do
     it("has the same tokens: " .. name, function()
       if NORMALIZES[name:match "^[%w_]+"] and not has_forms then return pending "this system has no utf8proc" end
-      local t = ms.text.tokenizer(DATA .. name)
+      local t = data.open(name)
       for k = 1, 200 do
         -- In long texts a unigram model's sums are large, and rounding decides between ways.
         local text = text_of(k, k % 100 == 0 and 1000 or k % 9)
@@ -136,7 +136,7 @@ describe("SentencePiece's model", function()
   if not has_pcre then return pending "this system has no PCRE2" end
   for _, kind in ipairs { "unigram", "bpe" } do
     it("of " .. kind .. " gives the ids and texts of the reference", function()
-      local t = ms.text.tokenizer(DATA .. kind .. ".model")
+      local t = data.open(kind .. ".model")
       for _, case in ipairs(golden[kind]) do
         assert.are.same(case.ids, flat((t:encode(case.text, { parse = false }))), case.text)
         local ids, more = t:encode(case.text, { parse = false, offsets = true })
@@ -151,7 +151,7 @@ describe("SentencePiece's model", function()
 
   it("that is truncated is an error; the folder says which tokens it adds", function()
     local folder = process.temp_folder()
-    local path, right = folder .. "/tokenizer.model", process.read(DATA .. "bpe.model")
+    local path, right = folder .. "/tokenizer.model", data.read "bpe.model"
     for k = 1, 40 do
       process.write(path, right:sub(1, math.floor((#right - 1) * k / 40)))
       assert.matches("^tokenizer: '" .. path:gsub("%p", "%%%0") .. "' is ", message(ms.text.tokenizer, folder))
@@ -294,7 +294,7 @@ describe("a tokenizer of ms.text", function()
   end)
 
   it("names the tokens of a folder", function()
-    write("tokenizer.json", process.read(DATA .. "roberta.json"))
+    write("tokenizer.json", data.read "roberta.json")
     write("tokenizer_config.json", '{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": "<pad>"}')
     local t = ms.text.tokenizer(folder)
     assert.are.same({ 0, 2, 1 }, { t.bos_id, t.eos_id, t.pad_id })
@@ -351,7 +351,7 @@ describe("a tokenizer of ms.text", function()
   end)
 
   it("reads a truncated file with an error that names it", function()
-    local text = process.read(DATA .. "gpt2.json")
+    local text = data.read "gpt2.json"
     local path = folder .. "/tokenizer.json"
     for k = 0, 20 do
       process.write(path, text:sub(1, math.floor((#text - 2) * k / 20)))

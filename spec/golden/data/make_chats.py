@@ -45,5 +45,5 @@ for name, text in TEMPLATES.items():
                 shown = None
             cases[name]["texts"].append(shown)
 with open(os.path.join(out, "chats.json"), "w") as f:
-    json.dump({"chats": CHATS, "formats": cases}, f, ensure_ascii=False, indent=1)
+    json.dump({"chats": CHATS, "formats": cases}, f, ensure_ascii=False)
     f.write("\n")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Trains small tokenizers of each kind with PyPI's tokenizers 0.23 (with a map of characters by sentencepiece 0.2.3) on this repository's licence and on sample words, and
-writes them to tokenizers/KIND.json, and two of sentencepiece to KIND.model, with what they make of some strings in tokenizers/cases.json: ids, offsets as first and
+writes them to tokenizers/KIND.json, and two of sentencepiece to KIND.model.gz, with what they make of some strings in tokenizers/cases.json: ids, offsets as first and
 last bytes from 1, and the decoded text.  usage: make_tokenizers.py [OUT_DIR]"""
-import base64, json, os, sys, tempfile
+import base64, gzip, json, os, sys, tempfile
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -188,7 +188,7 @@ if __name__ == "__main__":
         if name == "bert": cases["pair_batches"] = pair_batches(t)
     for name, make in dict(unigram=unigram_pieces, bpe=bpe_pieces).items():
         with tempfile.TemporaryDirectory() as folder: model = make(folder)
-        with open(os.path.join(out, name + ".model"), "wb") as f: f.write(model)
+        with open(os.path.join(out, name + ".model.gz"), "wb") as f: f.write(gzip.compress(model, 9, mtime=0))
         cases[name] = record_pieces(sentencepiece.SentencePieceProcessor(model_proto=model))
     TEXT[1:] = []
     learned = trained(models.BPE(), ["<|end|>"], pre=bytes_of(), size=300, initial_alphabet=ALPHABET)
