@@ -55,22 +55,20 @@ local rows = {
 }
 
 describe("autocast", function()
-  for _, row in ipairs(rows) do
-    it("chooses the dtype of " .. row[1], function()
-      finally(function() device = "cpu" end)
-      for _, where in ipairs { "cpu", "cuda:0" } do
+  for where, title in ms.sorted_pairs { cpu = "%s on the CPU", ["cuda:0"] = "%s on a GPU #cuda" } do
+    for _, row in ipairs(rows) do
+      it(title:format("chooses the dtype of " .. row[1]), function()
+        finally(function() device = "cpu" end)
         device = where
         for name, make in ms.sorted_pairs { float32 = f32, bfloat16 = half } do
           local out = amp.autocast("bfloat16", function() return (row[3](make)) end)
           assert.are.equal(row[2] == "input" and name or row[2], out.dtype)
           assert.are.equal(where, out.device)
         end
-      end
-    end)
-  end
+      end)
+    end
 
-  it("rounds no result of the float32 list to the half dtype", function()
-    for _, where in ipairs { "cpu", "cuda:0" } do
+    it(title:format "rounds no result of the float32 list to the half dtype", function()
       local x = ms.ones(1001, { dtype = "bfloat16", device = where, requires_grad = true })
       local sum, running, power = amp.autocast("bfloat16", function() return x:sum(), x:cumsum(), (x * 3):pow(7) end)
       assert.are.equal(1001, sum:item())
@@ -79,8 +77,8 @@ describe("autocast", function()
       sum:backward()
       assert.are.equal("bfloat16", x.grad.dtype)
       assert.is_true(x.grad:eq(1):all():item())
-    end
-  end)
+    end)
+  end
 
   it("uses both dtypes in one block, and gives gradients in the parameters' dtype", function()
     ms.manual_seed(1)
