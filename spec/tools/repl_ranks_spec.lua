@@ -256,73 +256,14 @@ describe("a rank of the prompt that ends", function()
   end)
 end)
 
-describe("mpirun scripts/repl", function()
-  local words = { "mpirun", "-n", "2", "luajit", prompt.program }
-
-  it("owns the terminal: editing, completion and Ctrl-C, which mpirun does not see #timed", function()
-    local p = prompt.open(words, nil, process.mpirun_env())
+describe("a paste at the prompt over ranks", function()
+  it("runs line after line", function()
+    local p = prompt.open({ "luajit", prompt.program, "--ranks", "2" }, nil, { INPUTRC = prompt.pasting.INPUTRC })
     finally(function() p:finish(0) end)
-    assert.are.equal(by_rank(2, tostring), ask(p, "ms.dist.rank()"))
-    ask(p, "some_tensor = ms.tensor{1, 2, 3}")
-    assert.are.equal("3", ask(p, "some_ten\t:nume\t()"))
-    for _, line in ipairs { "while true do end", "while true do ms.dist.barrier() end",
-      "if ms.dist.rank() == 0 then while true do end end; ms.dist.barrier()" } do
-      process.within(0.2, function() return prompt.interrupt(p, line) end)
-      assert.are.equal("", ask(p, "ms.dist.barrier()"))
-      assert.are.equal("3", ask(p, "some_tensor:numel()"))
-    end
+    assert.are.equal(by_rank(2, tostring) .. "\n4", prompt.paste(p, { "y = 4", "ms.dist.rank()", "y" }))
+    assert.are.equal("rank 1: 9", prompt.paste(p, { "for k = 9, 9 do", "\tif ms.dist.rank() == 1 then print(k) end", "end" }))
     p:type "exit\n"
     assert.are.equal(0, (p:finish(10)))
-  end)
-
-  it("gives the terminal back to the shell, also after a rank has died", function()
-    local command = "mpirun -n 2 luajit " .. prompt.program .. "\n"
-    local p = require("spec.support.pty").start({ "bash", "--norc", "--noprofile", "-i" },
-      { PS1 = "shell: ", TERM = "xterm", MOONSHARD_HISTORY = "", COLUMNS = "300", INPUTRC = "/dev/null" })
-    finally(function() p:finish(0) end)
-    assert(p:expect "shell: ")
-    for name, value in pairs(process.mpirun_env()) do p:type(("export %s=%s\n"):format(name, value)) end
-    p:type(command)
-    assert(p:expect("Ctrl-D to leave.", 60))
-    assert(p:expect "> ")
-    p:type "exit\n"
-    assert(p:expect "shell: ")
-    p:type "echo still $((40 + 2))\n"
-    assert(p:expect "still 42")
-    p:type(command)
-    assert(p:expect("Ctrl-D to leave.", 60))
-    assert(p:expect "> ")
-    p:type "if ms.dist.rank() == 1 then require 'ffi'.cdef 'int raise(int);'; require 'ffi'.C.raise(9) end\n"
-    assert(p:expect("rank 1 (process", 20))
-    assert(p:expect "died. The job has ended with it")
-    assert(p:expect "scripts/repl --ranks 2, whose prompt outlives its ranks.")
-    p:type "echo still $((40 + 3))\n"
-    assert(p:expect "still 43")
-  end)
-
-  it("runs pasted lines one after the other, as does a prompt that starts its ranks", function()
-    for _, start in ipairs { { words, process.mpirun_env() }, { { "luajit", prompt.program, "--ranks", "2" }, {} } } do
-      local env = { INPUTRC = prompt.pasting.INPUTRC }
-      for name, value in pairs(start[2]) do env[name] = value end
-      local p = prompt.open(start[1], nil, env)
-      finally(function() p:finish(0) end)
-      assert.are.equal(by_rank(2, tostring) .. "\n4", prompt.paste(p, { "y = 4", "ms.dist.rank()", "y" }))
-      assert.are.equal("rank 1: 9", prompt.paste(p, { "for k = 9, 9 do", "\tif ms.dist.rank() == 1 then print(k) end", "end" }))
-      p:type "exit\n"
-      assert.are.equal(0, (p:finish(10)))
-    end
-  end)
-
-  it("reads a file as input", function()
-    local folder = process.temp_folder()
-    finally(function() process.remove_folder(folder) end)
-    process.write(folder .. "/in",
-      "ms.dist.rank()\nt = ms.ones(1); ms.dist.all_reduce(t)\nt:item()\nfor k = 1, 2 do\nprint(k)\nend\n")
-    local child = process.start(words, { stdin = folder .. "/in", stdout = folder .. "/out", env = process.mpirun_env() })
-    assert.are.equal(0, child:wait(60) or child:stop())
-    local text = process.read(folder .. "/out"):gsub(">+ ", "")
-    assert.matches("2 ranks: the library is ms.", text)
-    assert.truthy(text:find("rank 0: 0\nrank 1: 1\n2\n1\n2\n", 1, true), text)
   end)
 end)
 

@@ -317,18 +317,20 @@ describe("the history of the prompt", function()
   end)
 end)
 
-describe("luajit -i under mpirun", function()
-  it("refuses at once on every rank", function()
-    local out = own_folder .. "/out"
-    local child = process.start({ "mpirun", "-n", "2", unpack(ways["luajit -i"]) },
-      { stdout = out, stderr = out .. ".err", env = process.mpirun_env() })
-    assert.are.equal(2, child:wait(20) or child:stop())
-    local text = process.read(out .. ".err")
-    assert.matches("repl: this prompt is for one process, and this is a job of 2 ranks: start scripts/repl %-%-ranks 2", text)
-    assert.are.equal(1, select(2, text:gsub("repl: ", "")))
-    assert.is_nil(process.read(out):find("the library is ms", 1, true))
+for way, words in pairs(ways) do
+  describe(way .. " under mpirun", function()
+    it("refuses at once on every rank", function()
+      local out = own_folder .. "/out"
+      local child = process.start({ "mpirun", "-n", "2", unpack(words) },
+        { stdout = out, stderr = out .. ".err", env = process.mpirun_env() })
+      assert.are.equal(2, child:wait(20) or child:stop())
+      local text = process.read(out .. ".err")
+      assert.matches("repl: this prompt is for one process, and this is a job of 2 ranks: start scripts/repl %-%-ranks 2", text)
+      assert.are.equal(1, select(2, text:gsub("repl: ", "")))
+      assert.is_nil(process.read(out):find("the library is ms", 1, true))
+    end)
   end)
-end)
+end
 
 describe("showing values at the prompt", function()
   local repl = require "moonshard.tools.repl"

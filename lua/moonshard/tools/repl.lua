@@ -29,7 +29,6 @@ local function wait_for_line(prompt, session)
       io.stdout:write(prompt)
       io.stdout:flush()
     end
-    if session.over then return end
   until state.interrupted ~= 0 or ffi.C.moonshard_wait(M.input, 1, 100) > 0
 end
 
@@ -42,7 +41,7 @@ local function plain_reader(prompt, _, session)
   io.stdout:write(prompt)
   io.stdout:flush()
   wait_for_line(prompt, session)
-  local line = state.interrupted == 0 and not session.over and io.read "*l" or nil
+  local line = state.interrupted == 0 and io.read "*l" or nil
   if line == nil and state.interrupted ~= 0 then        -- Ctrl-C ends the read, not the session
     state.interrupted = 0
     M.settle()
@@ -135,7 +134,7 @@ function M.run(given)
   local text, target
   while true do
     local line, given_up, more_follow = read(text and ">> " or "> ", text, session)
-    if line == nil or session.over then break end
+    if line == nil then break end
     local command, name = nil, nil
     if not text and not given_up then command, name = command_of(line, session) end
     if command == "leave" then break end
@@ -158,7 +157,6 @@ function M.run(given)
       if chunk then
         session:execute(text, chunk, target)
         text = nil
-        if session.over then break end
       elseif not more then
         io.stdout:write(message, "\n")
         text = nil

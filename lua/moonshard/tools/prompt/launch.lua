@@ -53,8 +53,8 @@ function M.world(text)
   return world
 end
 
---- The environment of this process with changes (name -> text, or false to remove the variable), as a list of
---- "name=text".
+-- The environment of this process with changes (name -> text, or false to remove the variable), as a list of
+-- "name=text".
 local function environment(changes)
   local list, k = {}, 0
   while C.environ[k] ~= nil do
@@ -106,25 +106,16 @@ end
 local Launcher = {}
 Launcher.__index = Launcher
 
-local apart = { group = 2, session = 0x80 }               -- POSIX_SPAWN_SETPGROUP, POSIX_SPAWN_SETSID
+local SETSID = 0x80                                       -- POSIX_SPAWN_SETSID
 
---- Starts a program. Returns its process id, or nil and the reason.
----@param words string[]
----@param env table<string, string|false>  changes of the environment
----@param how { input?: string, output?: string|integer, apart: "group"|"session" }
----   input, output: a file's path or a descriptor (nil: inherited); apart: a process group or a session of its own
----@return integer? pid
----@return string? reason
-function M.spawn(words, env, how)
+-- Starts a program in a session of its own, without input. Returns its process id, or nil and the reason.
+local function spawn(words, env, output)
   local actions, attributes, pid = ffi.new "moonshard_spawn", ffi.new "moonshard_spawn", ffi.new "int[1]"
   C.moonshard_actions_init(actions)
-  if how.input then C.moonshard_actions_open(actions, 0, how.input, 0, 0) end
-  for fd = 1, 2 do
-    if type(how.output) == "string" then C.moonshard_actions_open(actions, fd, how.output, 1, 0)
-    elseif how.output then C.moonshard_actions_dup2(actions, how.output, fd) end
-  end
+  C.moonshard_actions_open(actions, 0, "/dev/null", 0, 0)
+  for fd = 1, 2 do C.moonshard_actions_dup2(actions, output, fd) end
   C.moonshard_attr_init(attributes)
-  C.moonshard_attr_flags(attributes, apart[how.apart])
+  C.moonshard_attr_flags(attributes, SETSID)
   local list = environment(env)
   local failed = C.moonshard_spawnp(pid, words[1], actions, attributes, strings(words), strings(list))
   C.moonshard_actions_destroy(actions)
@@ -147,7 +138,7 @@ function M.start(world, command)
   if C.moonshard_pipe(ends, 0x80000) ~= 0 then
     return nil, "a pipe for mpirun's output cannot be made: " .. ffi.string(C.strerror(ffi.errno()))
   end
-  local pid, why = M.spawn(words, env, { input = "/dev/null", output = ends[1], apart = "session" })
+  local pid, why = spawn(words, env, ends[1])
   C.moonshard_close(ends[1])
   if pid then return setmetatable({ pid = pid, out = ends[0] }, Launcher) end
   C.moonshard_close(ends[0])

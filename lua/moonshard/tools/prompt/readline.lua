@@ -1,13 +1,12 @@
 -- SPDX-License-Identifier: MIT
 --- Reads lines at the prompt with GNU readline: editing, history, completion. Used only if the library is installed and
---- the input is a terminal other than a "dumb" one, or a launcher passes on a terminal's keys. line.lua declares
---- moonshard_wait and moonshard_is_terminal.
+--- the input is a terminal other than a "dumb" one. line.lua declares moonshard_wait and moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 
 local declared, library
-local function load(session)
+local function load()
   if not declared then
     ffi.cdef [[
       void moonshard_free(void *) __asm__("free");
@@ -28,12 +27,6 @@ local function load(session)
       extern int rl_catch_signals;
       extern char *rl_line_buffer;
       extern const char *rl_readline_name;
-      extern void (*rl_prep_term_function)(int);
-      extern void (*rl_deprep_term_function)(void);
-      int rl_tty_set_echoing(int);
-      char *rl_variable_value(const char *);
-      extern void *rl_instream;
-      void *moonshard_fopen(const char *, const char *) __asm__("fopen");
       void rl_replace_line(const char *, int);
       int rl_forced_update_display(void);
       extern unsigned long rl_readline_state;
@@ -45,7 +38,7 @@ local function load(session)
     ]]
     declared = true
   end
-  if ffi.C.moonshard_is_terminal(0) == 0 and not session.keys or os.getenv "TERM" == "dumb" then return nil end
+  if ffi.C.moonshard_is_terminal(0) == 0 or os.getenv "TERM" == "dumb" then return nil end
   for _, name in ipairs { "libreadline.so.8", "libreadline.so.7", "readline" } do
     local ok, found = pcall(ffi.load, name)
     if ok then
@@ -55,7 +48,6 @@ local function load(session)
   end
 end
 
-local CTRL_C = 3
 local COMPLETING = 0x4000                               -- a bit of rl_readline_state
 
 local anchors = {}                                      -- callbacks and strings to which readline has pointers
@@ -122,13 +114,8 @@ local function attach(repl, session)
   local function begin_line() io.stdout:write "\n" end                -- what ranks print gets lines of its own
   anchors.getc = ffi.cast("int (*)(void *)", function()
     while true do
-      local typed = session.keys and session:typed_key()
-      if typed then return typed end
       local ready = ffi.C.moonshard_wait(repl.input, 1, engine.state.interrupted ~= 0 and 0 or 100)
-      if session.idle and session:idle(begin_line) then
-        if session.over then return -1 end              -- the end of the input
-        library.rl_forced_update_display()
-      end
+      if session.idle and session:idle(begin_line) then library.rl_forced_update_display() end
       if engine.state.interrupted ~= 0 then
         -- readline asks whether to show all completions, and shows them page by page: the key "n" ends both; the next
         -- key is the newline.
@@ -139,30 +126,12 @@ local function attach(repl, session)
       end
       if ready > 0 then
         local n = ffi.C.moonshard_read(0, key, 1)
-        if n == 1 and key[0] == CTRL_C and session.keys then engine.state.interrupted = 1
-        elseif n == 1 then return key[0] end
+        if n == 1 then return key[0] end
         if n == 0 or n < 0 and ffi.errno() ~= 4 then return -1 end      -- EINTR: another signal
       end
     end
   end)
   library.rl_catch_signals = 0
-  -- If keys arrive through the launcher, launched.lua sets the terminal's modes; readline only asks for its size.
-  if session.keys then
-    library.rl_instream = ffi.C.moonshard_fopen("/dev/tty", "r")
-    -- The terminal marks a paste, as readline's own functions ask it to.
-    local function switch_marks(text)
-      local value = library.rl_variable_value "enable-bracketed-paste"
-      if value == nil or ffi.string(value) ~= "on" then return end
-      io.stdout:write(text)
-      io.stdout:flush()
-    end
-    anchors.prepare = ffi.cast("void (*)(int)", function()
-      library.rl_tty_set_echoing(1)
-      switch_marks "\27[?2004h"
-    end)
-    anchors.restore = ffi.cast("void (*)(void)", function() switch_marks "\27[?2004l\r" end)
-    library.rl_prep_term_function, library.rl_deprep_term_function = anchors.prepare, anchors.restore
-  end
   anchors.breaks = ffi.new("char[64]", " \t\n\"\\'`><=;+-*%^~#{}()[],|&")
   library.rl_attempted_completion_function = anchors.complete
   library.rl_getc_function = anchors.getc
@@ -214,7 +183,7 @@ jit.off(read)
 --- the same statement. read returns nil at the end of the input, and "" and true after Ctrl-C. session: completes
 --- names, and may print while the line is read.
 return function(repl, session)
-  if not load(session) then return nil end
+  if not load() then return nil end
   attach(repl, session)
   library.stifle_history(2000)
   -- With a timestamp before each entry, the history file can contain entries of several lines.

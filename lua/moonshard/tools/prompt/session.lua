@@ -31,8 +31,6 @@ local PATIENCE = 1.0        -- seconds after an interrupt until ranks that have 
 ---@class Session
 ---@field world integer  number of ranks
 ---@field ranks table<integer, RankOfPrompt>?  nil: the job has ended
----@field keys string?   keys read while ranks ran a line; nil: nothing reads the terminal then, which keeps the keys
----@field over boolean?  true: the prompt cannot continue, because its ranks have ended and it cannot start new ones
 local Session = {}
 Session.__index = Session
 
@@ -83,27 +81,6 @@ function Session:read_launcher()
   self.complaints = (self.complaints .. ffi.string(buffer, n)):sub(-20000)
 end
 
--- Reads keys while ranks run a line, if keys arrive through the launcher: Ctrl-C is one of them, and the others are for
--- the next line.
-function Session:read_keys()
-  local n = tonumber(C.moonshard_read_of_prompt(0, buffer, 65536))
-  if n <= 0 then self.asking = false end                -- end of input or an error: the prompt's next read meets it too
-  for k = 0, n - 1 do
-    if buffer[k] == 3 then
-      state.interrupted, state.sigints, self.keys = 1, state.sigints + 1, ""
-    else
-      self.keys = self.keys .. string.char(buffer[k])
-    end
-  end
-end
-
---- The next key that was typed while ranks ran a line, as a number; nil: none.
-function Session:typed_key()
-  local key = self.keys:byte()
-  self.keys = self.keys:sub(2)
-  return key
-end
-
 --- Waits up to ms milliseconds and reads what has arrived.
 function Session:poll(ms)
   local fds, handlers = { self.listening }, { [self.listening] = function() self:accept() end }
@@ -127,7 +104,6 @@ function Session:poll(ms)
     end
   end
   if self.launcher and self.launcher.out >= 0 then add(self.launcher.out, function() self:read_launcher() end) end
-  if self.keys and self.asking then add(0, function() self:read_keys() end) end
   for fd in pairs(wire.poll(fds, ms)) do handlers[fd]() end
 end
 
@@ -251,13 +227,7 @@ function Session:bury()
   line.settle()
   say(("rank %d (process %d) %s. The job has ended with it: the variables and tensors of all ranks are gone.")
     :format(first, ranks[first].pid, manner(ranks[first], text)))
-  if self.command then
-    say(("Enter restart to start %d new ranks, or exit to leave."):format(self.world))
-  else
-    say(("The launcher ends with its ranks: enter its command again, or scripts/repl --ranks %d, whose prompt outlives its ranks.")
-      :format(self.world))
-    self.over = true
-  end
+  say(("Enter restart to start %d new ranks, or exit to leave."):format(self.world))
 end
 
 -- Runs the files that were given, on ranks that have connected.
@@ -342,7 +312,6 @@ function Session:ask(targets, ...)
     running[r] = true
     self.ranks[r].control:send(...)
   end
-  self.asking = true
   local function interrupt(mark, signal)
     signalled_at = signalled_at or lib.ms_time()
     for r in pairs(running) do
@@ -370,7 +339,6 @@ function Session:ask(targets, ...)
         interrupted and "a second" or "a"))
     end
   end
-  self.asking = false
   if #self.gone > 0 then return nil end
   self:drain()
   if interrupted then self.out:hurry() end
@@ -466,7 +434,6 @@ end
 
 --- Ends the remaining ranks and starts new ones; says why if that is impossible.
 function Session:restart()
-  if not self.command then return say "restart: these ranks were started by a launcher: leave, and enter its command again" end
   self:leave()
   local ok, why = self:start()
   if not ok then say("restart: " .. why) end
@@ -483,25 +450,6 @@ function M.start(world, command, files)
   lib.ms_catch_sigint(1)
   local ok, why = session:start()
   if not ok then return nil, why end
-  return session
-end
-
---- Starts a session with ranks that a launcher has started: listens under a name, waits until they have connected, and
---- runs the files.
----@param name string
----@param world integer
----@param files string[]  files to run first
----@param keys boolean  whether standard input is single keystrokes, which the launcher reads from a terminal
----@return Session?
----@return string? message
-function M.attach(name, world, files, keys)
-  local session = setmetatable({ world = world, files = files, keys = keys and "" or nil }, Session)
-  lib.ms_catch_sigint(1)
-  session:reset()
-  session.listening = wire.listen(name)
-  local ok, why = session:await()
-  if not ok then return nil, why end
-  session:run_files()
   return session
 end
 
