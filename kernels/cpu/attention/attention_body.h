@@ -30,19 +30,37 @@ static MS_KERNEL void R(load_rows)(const attend *w, REAL *out, head_rows h, REAL
     }
 }
 
-// As load_rows with scale 1, but dense rows of the right type are read in place.
-static const REAL *R(rows_of)(const attend *w, REAL *room, head_rows h)
+// Where rows of a head lie in a tensor, or NULL if they are not dense or of another type: they are loaded and stored.
+static REAL *R(rows_in)(const attend *w, head_rows h)
 {
     const part *x = h.of;
-    if (x->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && x->cs == 1 && x->rs == w->wide && w->d == w->wide)
-        return (const REAL *)x->data + head_start(x, h.head) + h.first * x->rs;
-    R(load_rows)(w, room, h, 1);
-    return room;
+    if (!x->data || x->dtype != (sizeof(REAL) == 8 ? MS_F64 : MS_F32) || x->cs != 1 || x->rs != w->wide ||
+        w->d != w->wide)
+        return NULL;
+    return (REAL *)x->data + head_start(x, h.head) + h.first * x->rs;
+}
+
+// As load_rows with scale 1, unless the rows can be read in place.
+static const REAL *R(rows_of)(const attend *w, REAL *room, head_rows h)
+{
+    const REAL *rows = R(rows_in)(w, h);
+    if (!rows) R(load_rows)(w, room, h, 1);
+    return rows ? rows : room;
+}
+
+// Rows of 0 to be added to: those of a tensor, or room for them, to be stored by store_rows.
+static REAL *R(rows_to)(const attend *w, REAL *room, head_rows h)
+{
+    REAL *rows = R(rows_in)(w, h);
+    if (!rows) rows = room;
+    memset(rows, 0, (size_t)(h.n * w->wide) * sizeof *rows);
+    return rows;
 }
 
 static MS_KERNEL void R(store_rows)(const attend *w, head_rows h, const REAL *from)
 {
     const part *x = h.of;
+    if (from == R(rows_in)(w, h)) return;
     int64_t start = head_start(x, h.head);
     for (int64_t r = 0; r < h.n; r++, from += w->wide) {
         int64_t at = start + (h.first + r) * x->rs;
@@ -94,12 +112,11 @@ static MS_KERNEL void R(turn)(REAL *out, int64_t out_rs, const REAL *in, int64_t
         for (int64_t c = 0; c < cols; c++) out[c * out_rs + r] = in[r * in_rs + c];
 }
 
-// Loads n elements of row i of the mask, from key j0 on: numbers to add to the scores. A bool mask gives 0 for keys
-// that are allowed, -inf for others.
-static MS_KERNEL void R(mask_row)(const attend *w, int64_t head, int64_t i, int64_t j0, int64_t n, REAL *out)
+// Loads n elements of row i of a head's mask, whose elements begin at `start`, from key j0 on: numbers to add to the
+// scores. A bool mask gives 0 for keys that are allowed, -inf for others.
+static MS_KERNEL void R(mask_row)(const part *m, int64_t start, int64_t i, int64_t j0, int64_t n, REAL *out)
 {
-    const part *m = &w->mask;
-    int64_t at = head_start(m, head) + i * m->rs + j0 * m->cs;
+    int64_t at = start + i * m->rs + j0 * m->cs;
     if (m->dtype == MS_BOOL && m->cs == 1)
         for (int64_t j = 0; j < n; j++) out[j] = ((const uint8_t *)m->data)[at + j] ? 0 : -(REAL)INFINITY;
     else if (m->dtype == MS_BOOL)
@@ -123,17 +140,17 @@ static MS_KERNEL bool R(mask_tile)(const attend *w, tile t, REAL *mask, REAL *ro
 {
     const part *m = &w->mask;
     bool in_place = m->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && m->cs == 1;
+    int64_t start = head_start(m, t.head);
     if (t.rows < t.lanes) memset(mask, 0, (size_t)(t.n * WIDTH) * sizeof *mask);
     if (m->rs == 0) {  // the same for all queries
-        R(mask_row)(w, t.head, 0, t.j0, t.n, room);
+        R(mask_row)(m, start, 0, t.j0, t.n, room);
         for (int64_t k = 0; k < t.n; k++)
             for (int64_t r = 0; r < t.lanes; r++) mask[k * WIDTH + r] = room[k];
-    } else if (in_place)
-        R(turn)(mask, WIDTH, (const REAL *)m->data + head_start(m, t.head) + t.i0 * m->rs + t.j0, m->rs, t.rows, t.n);
+    } else if (in_place) R(turn)(mask, WIDTH, (const REAL *)m->data + start + t.i0 * m->rs + t.j0, m->rs, t.rows, t.n);
     else
         for (int64_t r = 0; r < t.rows; r += LANES) {
             int64_t n = t.rows - r < LANES ? t.rows - r : LANES;
-            for (int64_t q = 0; q < n; q++) R(mask_row)(w, t.head, t.i0 + r + q, t.j0, t.n, room + q * KEYS);
+            for (int64_t q = 0; q < n; q++) R(mask_row)(m, start, t.i0 + r + q, t.j0, t.n, room + q * KEYS);
             R(turn)(mask + r, WIDTH, room, KEYS, n, t.n);
         }
     if (mask[0] != -(REAL)INFINITY || mask[(t.n - 1) * WIDTH + t.rows - 1] != -(REAL)INFINITY) return true;
@@ -292,12 +309,16 @@ static MS_KERNEL void R(multiply)(REAL *s, const REAL *by, int64_t n)
     for (int64_t j = 0; j < n; j++) s[j] *= by[j];
 }
 
-// Loads rows of a head as columns, out[d][WIDTH], and 0 in columns up to t.lanes. rows: their copy as rows.
-static void R(load_columns)(const attend *w, tile t, REAL *out, const part *x, REAL scale, REAL *rows)
+// Loads rows of a head as columns, out[d][WIDTH], and 0 in columns up to t.lanes. Returns them as rows, in room or in
+// place.
+static const REAL *R(load_columns)(const attend *w, tile t, REAL *out, const part *x, REAL scale, REAL *room)
 {
-    R(load_rows)(w, rows, (head_rows) { x, t.head, t.i0, t.rows }, scale);
+    head_rows h = { x, t.head, t.i0, t.rows };
+    const REAL *rows = scale == 1 ? R(rows_of)(w, room, h) : room;
+    if (scale != 1) R(load_rows)(w, room, h, scale);
     if (t.rows < t.lanes) memset(out, 0, (size_t)(w->d * WIDTH) * sizeof *out);
     R(turn)(out, WIDTH, rows, w->wide, t.rows, w->d);
+    return rows;
 }
 
 // The part [j0, j0 + KEYS) of the keys of a block of queries.
@@ -323,7 +344,7 @@ static void R(attend_block)(const attend *w, int64_t task, REAL *room)
     int64_t end = last_key(w, t);
     for (int r = 0; r < QUERIES; r++) f.max[r] = -(REAL)INFINITY;
     R(load_columns)(w, t, qt, &w->q, (REAL)w->a.scale, o);
-    memset(o, 0, (size_t)(t.rows * w->wide) * sizeof *o);
+    o = R(rows_to)(w, o, (head_rows) { &w->o, t.head, t.i0, t.rows });
     for (int64_t first = ms_span_first(w->a.span, t.i0), j0 = first; j0 < end; j0 += KEYS) {
         t = R(next_tile)(t, j0, end);
         if (w->mask.data && !R(mask_tile)(w, t, other, rows)) continue;
@@ -394,19 +415,20 @@ static void R(attend_head_backward)(const attend *w, int64_t task, REAL *room)
 {
     int64_t wide = w->wide, first = task * w->k.share, blocks = w->k.share * w->blocks;
     REAL *dk = room, *dv = dk + w->tk * wide, *qt = dv + w->tk * wide, *gt = qt + w->d * WIDTH, *q = gt + w->d * WIDTH,
-         *g = q + QUERIES * wide, *o = g + QUERIES * wide, *k_room = o + QUERIES * wide, *v_room = k_room + KEYS * wide,
-         *tiles = v_room + KEYS * wide;
+         *g_room = q + QUERIES * wide, *o_room = g_room + QUERIES * wide, *k_room = o_room + QUERIES * wide,
+         *v_room = k_room + KEYS * wide, *tiles = v_room + KEYS * wide;
     R(grads) f = { .s = tiles, .ds = tiles + KEYS * WIDTH };
     REAL *free = f.ds + KEYS * WIDTH;
     if (w->mask.data) f.mask = free, free += KEYS * WIDTH;
     if (w->a.p > 0) f.keep = free, free += KEYS * WIDTH;
     if (w->a.cap > 0) f.slope = free;
-    memset(dk, 0, (size_t)(2 * w->tk * wide) * sizeof *dk);
+    dk = R(rows_to)(w, dk, (head_rows) { &w->dk, first, 0, w->tk });
+    dv = R(rows_to)(w, dv, (head_rows) { &w->dv, first, 0, w->tk });
     for (int64_t b = 0; b < blocks; b++) {
         tile t = query_block_of(w, first * w->blocks + b, QUERIES, LANES);
         int64_t head = t.head, end = last_key(w, t);
-        R(load_rows)(w, o, (head_rows) { &w->o, head, t.i0, t.rows }, 1);
-        R(load_columns)(w, t, gt, &w->g, 1, g);
+        const REAL *o = R(rows_of)(w, o_room, (head_rows) { &w->o, head, t.i0, t.rows }),
+                   *g = R(load_columns)(w, t, gt, &w->g, 1, g_room);
         R(load_columns)(w, t, qt, &w->q, (REAL)w->a.scale, q);
         for (int64_t r = 0; r < QUERIES; r++) f.delta[r] = 0, f.lse[r] = INFINITY;  // P = 0
         for (int64_t r = 0; r < t.rows; r++) {
@@ -415,7 +437,7 @@ static void R(attend_head_backward)(const attend *w, int64_t task, REAL *room)
             if (w->g_lse) f.delta[r] -= ((const REAL *)w->g_lse)[at];
             if (((const REAL *)w->lse)[at] != -(REAL)INFINITY) f.lse[r] = ((const REAL *)w->lse)[at];
         }
-        memset(o, 0, (size_t)(t.rows * wide) * sizeof *o);  // from here on, o holds dq
+        REAL *dq = R(rows_to)(w, o_room, (head_rows) { &w->dq, head, t.i0, t.rows });
         REAL *dmask = w->dmask ? (REAL *)w->dmask + (head * w->tq + t.i0) * w->tk : NULL;
         if (dmask) memset(dmask, 0, (size_t)(t.rows * w->tk) * sizeof *dmask);
         for (int64_t j0 = ms_span_first(w->a.span, t.i0); j0 < end; j0 += KEYS) {
@@ -431,11 +453,11 @@ static void R(attend_head_backward)(const attend *w, int64_t task, REAL *room)
             if (f.slope) R(uncap)(w, t, &f);
             R(over_queries)(w, t, f.s, g, dv + j0 * wide);
             R(over_queries)(w, t, f.ds, q, dk + j0 * wide);
-            R(over_keys)(w, t, f.ds, k, o, NULL);
+            R(over_keys)(w, t, f.ds, k, dq, NULL);
         }
         if (!w->dq.data) continue;
-        for (int64_t j = 0; j < t.rows * wide; j++) o[j] *= (REAL)w->a.scale;
-        R(store_rows)(w, (head_rows) { &w->dq, head, t.i0, t.rows }, o);
+        for (int64_t j = 0; j < t.rows * wide; j++) dq[j] *= (REAL)w->a.scale;
+        R(store_rows)(w, (head_rows) { &w->dq, head, t.i0, t.rows }, dq);
     }
     if (w->dk.data) R(store_rows)(w, (head_rows) { &w->dk, first, 0, w->tk }, dk);
     if (w->dv.data) R(store_rows)(w, (head_rows) { &w->dv, first, 0, w->tk }, dv);
@@ -511,7 +533,7 @@ static void R(attend_few)(const attend *w, int64_t task, REAL *room)
         if (valid < 0) valid = 0;
         if (w->a.cap > 0) R(cap_row)(s + r * FEW_KEYS, valid, (REAL)w->a.cap);
         if (w->mask.data) {
-            R(mask_row)(w, head, i, j0, valid, row);
+            R(mask_row)(&w->mask, head_start(&w->mask, head), i, j0, valid, row);
             for (int64_t j = 0; j < valid; j++) s[r * FEW_KEYS + j] = R(masked)(s[r * FEW_KEYS + j], row[j]);
         }
         for (int64_t j = 0; j < early && j < valid; j++) s[r * FEW_KEYS + j] = -(REAL)INFINITY;

@@ -3,7 +3,9 @@
 --- a share of the rate at which this machine reads memory. Each run goes over as many copies of W as fill BYTES, so
 --- that W comes from memory, not from a cache, and the read rate is measured over the same bytes with as many threads
 --- in the same run. (A processor with a larger third-level cache serves both partly from there.) Above some number of
---- rows the limit is arithmetic, not memory: then the bar is a share of that.
+--- rows the limit is arithmetic, not memory: then the bar is a share of that. A vector of halves or int8 also takes two
+--- instructions to convert (widen, and shift or convert), on AVX-512 on the ports that multiply: the share of the roof
+--- of all these operations is printed as a comment.
 ---
 --- Where PyTorch is installed (python3, or the interpreter that MOONSHARD_PEER_PYTHON names), its products over as many
 --- copies follow (support/peer_products.py).
@@ -44,7 +46,7 @@ return function(bench, peer_seconds)
           local function product(w) return scale and ms.nn.F.int8_linear(x, w, scale) or ms.nn.F.linear(x, w) end
           names[#names + 1] = ("%s,%d,%d,%d,NT,%d"):format(dtype, rows, k, n, threads)
           cases[#cases + 1] = { ("%s %d rows, %d x %d, %d threads"):format(dtype, rows, k, n, threads), bytes = used,
-            flops = 2 * rows * k * n * copies, function()
+            flops = 2 * rows * k * n * copies, rows = rows, function()
               for c = 1, copies do ms.scope(product, views[c]) end
             end }
         end
@@ -55,7 +57,10 @@ return function(bench, peer_seconds)
           local own = results[cases[c][1]]
           local limit = math.max(memory, cases[c].flops / (bench.fma_float32 * threads))
           bench:bar(cases[c][1] .. ", limit / time", limit / own.best, ">=", 0.8)
-          bench:print(("# %.2f of the memory's rate"):format(memory / own.best))
+          local rows = cases[c].rows
+          local operations = cases[c].flops / (bench.fma_float32 * threads) * (rows + (dtype == "float32" and 0 or 2)) / rows
+          bench:print(("# %.2f of the memory's rate; %.2f of the roof of operations, conversions included"):format(
+            memory / own.best, operations / own.best))
           local theirs = peer[names[c - 1]]
           if theirs then bench:bar(cases[c][1] .. ", PyTorch's time / ours", theirs / own.best, ">=", 1.2) end
         end
