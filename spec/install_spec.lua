@@ -132,7 +132,7 @@ describe("cmake --install", function()
   end)
 
   it("lets a C program of 60 lines without Lua train an MLP through pkg-config", function()
-    local source = root .. "/scripts/examples/07_embed.c"
+    local source = root .. "/scripts/examples/embed.c"
     local _, lines = process.read(source):gsub("\n", "")
     assert.is_true(lines <= 60)
     local flags = sanitized and "-fsanitize=address,undefined" or ""

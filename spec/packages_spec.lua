@@ -179,7 +179,7 @@ describe("packages", function()
   it_possible("of Debian let C programs find header and library", function()
     local at = folder .. "/dev"
     sh(("for p in moonshard libmoonshard-dev; do dpkg-deb -x %s/${p}_*.deb '%s'; done"):format(packages, at))
-    sh(("gcc scripts/examples/07_embed.c $(pkg-config --cflags --libs moonshard) -o '%s/embed' && '%s/embed'"):format(at,
+    sh(("gcc scripts/examples/embed.c $(pkg-config --cflags --libs moonshard) -o '%s/embed' && '%s/embed'"):format(at,
       at), { PKG_CONFIG_PATH = at .. "/usr/lib/pkgconfig", LD_LIBRARY_PATH = at .. "/usr/lib", PKG_CONFIG_ALLOW_SYSTEM_CFLAGS = "1",
         PKG_CONFIG_ALLOW_SYSTEM_LIBS = "1" })
   end)

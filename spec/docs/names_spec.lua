@@ -78,7 +78,7 @@ end
 -- Names that are wrong on purpose, or not of the library.
 local ELSEWHERE = {
   ["docs/lua.md"] = { ["ms.nn.Liner"] = true, ["nn.functional.mse_loss"] = true, method = true },
-  ["scripts/examples/15_vae.lua"] = { loss = true, sample = true },          -- of moonshard.models.vae
+  ["scripts/examples/vae.lua"] = { loss = true, sample = true },          -- of moonshard.models.vae
   ["docs/extending.md"] = { ["dist.scan"] = true, medium = true },    -- of recipes
   ["docs/semantics.md"] = { on_end = true },                     -- of the bucket that a communication hook gets
 }

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The page of the C interface: every function of runtime/moonshard.h with its declaration, its comment, and a line
---- that calls it: of docs/api/examples/c.c (compiled and run), else of 07_embed.c, the front end, specs or benchmarks;
+--- that calls it: of docs/api/examples/c.c (compiled and run), else of embed.c, the front end, specs or benchmarks;
 --- and the table of operators, from their rows.
 local engine = require "moonshard.core.ffi"
 local lib, text_of = engine.lib, engine.ffi.string
@@ -103,7 +103,7 @@ local function write(page)
   local lines = { "# " .. page.title, "",
     "The functions of `runtime/moonshard.h`, the library's only public header. Examples are lines of "
       .. "[examples/c.c](examples/c.c), which `scripts/docs --check` compiles and runs, and otherwise calls in the Lua "
-      .. "front end or the specs (`lib` is the loaded library there). [07_embed.c](../../scripts/examples/07_embed.c) is a whole "
+      .. "front end or the specs (`lib` is the loaded library there). [embed.c](../../scripts/examples/embed.c) is a whole "
       .. "program.", "" }
   local function add(...)
     for k = 1, select("#", ...) do lines[#lines + 1] = (select(k, ...)) end
@@ -132,7 +132,7 @@ end
 function M.page(root, fault)
   local found = {}
   calls_in(root .. "/docs/api/examples/c.c", "docs/api/examples/c.c", found)
-  calls_in(root .. "/scripts/examples/07_embed.c", "scripts/examples/07_embed.c", found)
+  calls_in(root .. "/scripts/examples/embed.c", "scripts/examples/embed.c", found)
   local pipe = io.popen(("cd '%s' && { find lua spec -name '*.lua' | LC_ALL=C sort; find scripts/bench -type f | LC_ALL=C sort; }"):format(root))
   for path in pipe:lines() do calls_in(root .. "/" .. path, path, found) end
   pipe:close()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// 7. An MLP without Lua: cc 07_embed.c $(pkg-config --cflags --libs moonshard) -o embed && ./embed
+// An MLP without Lua: cc embed.c $(pkg-config --cflags --libs moonshard) -o embed && ./embed
 #include <moonshard.h>
 #include <stdio.h>
 #include <stdlib.h>

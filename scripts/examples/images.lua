@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 12. A vision transformer that tells shapes apart, with a loader, a schedule and metrics.
---- luajit scripts/examples/12_images.lua
+--- A vision transformer that tells shapes apart, with a loader, a schedule and metrics.
+--- luajit scripts/examples/images.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

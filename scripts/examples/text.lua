@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 13. A language model of LSTMs, on the text of a licence that every Debian has. luajit scripts/examples/13_text.lua
+--- A language model of LSTMs, on the text of a licence that every Debian has. luajit scripts/examples/text.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

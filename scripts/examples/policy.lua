@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 17. Reinforcement learning: REINFORCE with a baseline balances a pole on a cart (Barto, Sutton & Anderson 1983).
---- luajit scripts/examples/17_policy.lua
+--- Reinforcement learning: REINFORCE with a baseline balances a pole on a cart (Barto, Sutton & Anderson 1983).
+--- luajit scripts/examples/policy.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

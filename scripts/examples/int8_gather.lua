@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 8. Weights gathered as int8 with block scales: about half of bfloat16's bytes, and losses within 2 % of bfloat16's.
---- The number of rows must be divisible by the number of ranks. mpirun -n 2 luajit scripts/examples/08_int8_gather.lua
+--- Weights gathered as int8 with block scales: about half of bfloat16's bytes, and losses within 2 % of bfloat16's.
+--- The number of rows must be divisible by the number of ranks. mpirun -n 2 luajit scripts/examples/int8_gather.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

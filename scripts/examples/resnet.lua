@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 18. ResNet-18 over ranks: sharded, with batch norm over all ranks, each rank with its part of the data.
----   mpirun -n 2 luajit scripts/examples/18_resnet.lua            (without mpirun: a world of one rank)
+--- ResNet-18 over ranks: sharded, with batch norm over all ranks, each rank with its part of the data.
+---   mpirun -n 2 luajit scripts/examples/resnet.lua            (without mpirun: a world of one rank)
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 10. PyTorch's classic FSDP: flat parameters, a wrapping policy, float16 with a gradient scaler, state dicts.
----   mpirun -n 2 luajit scripts/examples/10_classic_fsdp.lua      (without mpirun: a world of one rank)
+--- PyTorch's classic FSDP: flat parameters, a wrapping policy, float16 with a gradient scaler, state dicts.
+---   mpirun -n 2 luajit scripts/examples/classic_fsdp.lua      (without mpirun: a world of one rank)
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 15. A variational autoencoder of discs, which draws new ones into a PNG.
---- luajit scripts/examples/15_vae.lua [OUT.png]
+--- A variational autoencoder of discs, which draws new ones into a PNG.
+--- luajit scripts/examples/vae.lua [OUT.png]
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 14. A forecaster: a GRU that continues a noisy series, with early stopping. luajit scripts/examples/14_forecast.lua
+--- A forecaster: a GRU that continues a noisy series, with early stopping. luajit scripts/examples/forecast.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

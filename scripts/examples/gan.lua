@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- 16. A generative adversarial network that learns a ring, recorded as a run with both models and both optimizers.
---- luajit scripts/examples/16_gan.lua
+--- A generative adversarial network that learns a ring, recorded as a run with both models and both optimizers.
+--- luajit scripts/examples/gan.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

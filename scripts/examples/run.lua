@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 11. A run that is recorded in a folder, stopped, and continued. luajit scripts/examples/11_run.lua
+--- A run that is recorded in a folder, stopped, and continued. luajit scripts/examples/run.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
