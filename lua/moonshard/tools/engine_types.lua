@@ -1,8 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- The annotations of everything that Lua generates from the engine's tables: methods of tensors (rows with the flag
---- MS_OP_METHOD) and optimizers (kernels/formulas/optim). For the prompt's help and the reference; for editors
---- scripts/docs writes them into core/types_engine.lua.
+--- MS_OP_METHOD) and optimizers (kernels/formulas/optim), and those of families.lua. For the prompt's help and the
+--- reference; for editors scripts/docs writes them into core/types_engine.lua.
 local engine = require "moonshard.core.ffi"
+local families = require "moonshard.tools.families"
 local rows = require "moonshard.tensor.rows"
 local tensor = require "moonshard.tensor"
 local lib, E, bit_and = engine.lib, engine.ffi.C, bit.band
@@ -20,22 +21,10 @@ local Tensor = {}
 
 ---@class moonshard.nn
 local nn = { F = {} }
+local fft = {}
 ]]
 
--- Breaks text into comment lines of at most 120 columns.
-local function comment(mark, text)
-  local lines, line = {}, mark
-  for word in text:gmatch "%S+" do
-    if #line + 1 + #word > 120 and line ~= mark then
-      lines[#lines + 1] = line
-      line = mark
-    end
-    line = line .. " " .. word
-  end
-  lines[#lines + 1] = line
-  return table.concat(lines, "\n")
-end
-
+local comment = families.comment
 local type_of = { [-1] = "boolean", [0] = "boolean", "number", "number[]" }
 
 -- The annotations of the class that a row of the table of optimizers defines.
@@ -139,6 +128,7 @@ function M.text()
     out[#out + 1] = optimizer(lib.ms_optim_at(kind))
     kind = kind + 1
   end
+  out[#out + 1] = families.text()
   return table.concat(out, "\n")
 end
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Convolutions and transposed convolutions of nn.F, over 1 to 3 dimensions. `setup` and `run` also serve the layers
---- (nn/conv/layers.lua).
+--- (nn/conv/layers.lua). tools/families.lua makes the annotations for one and three dimensions of those for two.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
@@ -109,62 +109,35 @@ local spec = { stride = opts.any, padding = opts.any, dilation = opts.any, group
 local transposed_spec = { stride = opts.any, padding = opts.any, output_padding = opts.any, dilation = opts.any,
   groups = opts.whole_from(1) }
 
-local function call(who, d, transposed, x, w, b, given)
-  b, given = opts.shift(who, b, given)
-  local o = opts(who, given, transposed and transposed_spec or spec)
-  opts.expect(x, a_tensor, "%s: argument 1", who)
-  opts.expect(w, a_tensor, "%s: weight", who)
-  local kernel = {}
-  for k = 1, d do kernel[k] = w.shape[k + 2] or 1 end
-  return M.run(who, x, w, b, M.setup(who, o, kernel, transposed))
-end
-
---- Cross-correlation of sequences with every filter of w.
----@param x Tensor  [N, in, L] or [in, L]
----@param w Tensor  [out, in / groups, K]
----@param b? Tensor  [out]
----@param given? { stride: integer, padding: integer|"same"|"valid", dilation: integer, groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1
----@return Tensor  [N, out, L'] with L' = floor((L + 2 padding - dilation (K - 1) - 1) / stride) + 1
-function F.conv1d(x, w, b, given) return call("conv1d", 1, false, x, w, b, given) end
-
 --- Cross-correlation of images with every filter of w.
 ---@param x Tensor  [N, in, H, W] or [in, H, W]
 ---@param w Tensor  [out, in / groups, KH, KW]
 ---@param b? Tensor  [out]
 ---@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1
----@return Tensor  [N, out, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1
-function F.conv2d(x, w, b, given) return call("conv2d", 2, false, x, w, b, given) end
-
---- Cross-correlation of volumes with every filter of w.
----@param x Tensor  [N, in, D, H, W] or [in, D, H, W]
----@param w Tensor  [out, in / groups, KD, KH, KW]
----@param b? Tensor  [out]
----@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1
----@return Tensor  [N, out, D', H', W'], sizes as those of conv2d
-function F.conv3d(x, w, b, given) return call("conv3d", 3, false, x, w, b, given) end
-
---- Transposed convolution of sequences: the gradient of conv1d with respect to its input.
----@param x Tensor  [N, in, L] or [in, L]
----@param w Tensor  [in, out / groups, K]
----@param b? Tensor  [out]
----@param given? { stride: integer, padding: integer, output_padding: integer, dilation: integer, groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1; output_padding: elements that the output has in addition in each dimension (default: 0)
----@return Tensor  [N, out, L'] with L' = (L - 1) stride - 2 padding + dilation (K - 1) + output_padding + 1
-function F.conv_transpose1d(x, w, b, given) return call("conv_transpose1d", 1, true, x, w, b, given) end
+---@return Tensor  [N, out, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1, and so for W'
+---@family nn.F.conv2d(x, w, b, given)
 
 --- Transposed convolution of images: the gradient of conv2d with respect to its input.
 ---@param x Tensor  [N, in, H, W] or [in, H, W]
 ---@param w Tensor  [in, out / groups, KH, KW]
 ---@param b? Tensor  [out]
 ---@param given? { stride: integer|integer[], padding: integer|integer[], output_padding: integer|integer[], dilation: integer|integer[], groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1; output_padding: elements that the output has in addition in each dimension (default: 0)
----@return Tensor  [N, out, H', W'] with H' = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1
-function F.conv_transpose2d(x, w, b, given) return call("conv_transpose2d", 2, true, x, w, b, given) end
+---@return Tensor  [N, out, H', W'] with H' = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, and so for W'
+---@family nn.F.conv_transpose2d(x, w, b, given)
 
---- Transposed convolution of volumes: the gradient of conv3d with respect to its input.
----@param x Tensor  [N, in, D, H, W] or [in, D, H, W]
----@param w Tensor  [in, out / groups, KD, KH, KW]
----@param b? Tensor  [out]
----@param given? { stride: integer|integer[], padding: integer|integer[], output_padding: integer|integer[], dilation: integer|integer[], groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1; output_padding: elements that the output has in addition in each dimension (default: 0)
----@return Tensor  [N, out, D', H', W'], sizes as those of conv_transpose2d
-function F.conv_transpose3d(x, w, b, given) return call("conv_transpose3d", 3, true, x, w, b, given) end
+for d = 1, 3 do
+  for name, transposed in pairs { conv = false, conv_transpose = true } do
+    local who = ("%s%dd"):format(name, d)
+    F[who] = function(x, w, b, given)
+      b, given = opts.shift(who, b, given)
+      local o = opts(who, given, transposed and transposed_spec or spec)
+      opts.expect(x, a_tensor, "%s: argument 1", who)
+      opts.expect(w, a_tensor, "%s: weight", who)
+      local kernel = {}
+      for k = 1, d do kernel[k] = w.shape[k + 2] or 1 end
+      return M.run(who, x, w, b, M.setup(who, o, kernel, transposed))
+    end
+  end
+end
 
 return M

@@ -138,20 +138,7 @@ end
 ---   size_in: channels of the input; size_out: channels of the output; kernel: height and width, or one number for
 ---   both; padding_mode: what pads the image: zeros (default), its elements mirrored at the edge ("reflect"), those of
 ---   the edge ("replicate") or of the opposite side ("circular")
-local Conv2d = conv_class(2, false)
-
---- Conv2d for sequences [N, in, L] (or [in, L]); weight is [out, in / groups, K].
----@class Conv1d: Conv2d
----@overload fun(size_in: integer, size_out: integer, kernel: integer, opts?: { stride: integer, padding: integer|"same"|"valid", dilation: integer, groups: integer, bias: boolean, padding_mode: "zeros"|"reflect"|"replicate"|"circular", dtype: string, device: string }): Conv1d
----   size_in: channels of the input; size_out: channels of the output; kernel: length; padding_mode: as for Conv2d
-local Conv1d = conv_class(1, false)
-
---- Conv2d for volumes [N, in, D, H, W] (or [in, D, H, W]); weight is [out, in / groups, KD, KH, KW].
----@class Conv3d: Conv2d
----@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros"|"reflect"|"replicate"|"circular", dtype: string, device: string }): Conv3d
----   size_in: channels of the input; size_out: channels of the output; kernel: depth, height and width, or one
----   number for all; padding_mode: as for Conv2d
-local Conv3d = conv_class(3, false)
+---@family
 
 --- The transposed convolution of images: maps [N, in, H, W] (or [in, H, W]) to [N, out, H', W'] with H' = (H - 1)
 --- stride - 2 padding + dilation (KH - 1) + output_padding + 1. weight is [in, out / groups, KH, KW], bias [out]. A
@@ -165,21 +152,11 @@ local Conv3d = conv_class(3, false)
 ---   size_in: channels of the input; size_out: channels of the output; kernel: height and width, or one number for
 ---   both; output_padding: rows and columns that the output has in addition, fewer than the stride or the dilation;
 ---   padding_mode: only "zeros", as in PyTorch
-local ConvTranspose2d = conv_class(2, true)
+---@family
 
---- ConvTranspose2d for sequences [N, in, L] (or [in, L]); weight is [in, out / groups, K].
----@class ConvTranspose1d: ConvTranspose2d
----@overload fun(size_in: integer, size_out: integer, kernel: integer, opts?: { stride: integer, padding: integer, output_padding: integer, dilation: integer, groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): ConvTranspose1d
----   size_in: channels of the input; size_out: channels of the output; kernel: length; output_padding: elements
----   that the output has in addition; padding_mode: only "zeros"
-local ConvTranspose1d = conv_class(1, true)
+local M = {}
+for d = 1, 3 do
+  M[("Conv%dd"):format(d)], M[("ConvTranspose%dd"):format(d)] = conv_class(d, false), conv_class(d, true)
+end
 
---- ConvTranspose2d for volumes [N, in, D, H, W] (or [in, D, H, W]); weight is [in, out / groups, KD, KH, KW].
----@class ConvTranspose3d: ConvTranspose2d
----@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], output_padding: integer|integer[], dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): ConvTranspose3d
----   size_in: channels of the input; size_out: channels of the output; kernel: depth, height and width, or one
----   number for all; output_padding: elements that the output has in addition; padding_mode: only "zeros"
-local ConvTranspose3d = conv_class(3, true)
-
-return { Conv1d = Conv1d, Conv2d = Conv2d, Conv3d = Conv3d, ConvTranspose1d = ConvTranspose1d,
-  ConvTranspose2d = ConvTranspose2d, ConvTranspose3d = ConvTranspose3d }
+return M

@@ -81,49 +81,32 @@ local function batch_norm_class(name)
   return cls
 end
 
---- Computes (x - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C] or [N, C, L]: with the batch's
+--- Computes (x - mean) / sqrt(var + eps) * weight + bias for each channel of images [N, C, H, W]: with the batch's
 --- statistics in training and if there are no running ones, with the running statistics in evaluation. With momentum =
 --- false the running statistics are the averages over all batches.
----@class BatchNorm1d: Module
+---@class BatchNorm2d: Module
 ---@field weight Parameter?  [d]; nil without affine
 ---@field bias Parameter?  [d]; nil without affine
 ---@field running_mean Tensor?  [d]; nil without track_running_stats
 ---@field running_var Tensor?  [d]; nil without track_running_stats
 ---@field num_batches_tracked Tensor?  number of training batches so far, int64 []
 ---@field reset_running_stats fun(self)  sets the running mean to 0, the variance to 1, the number of batches to 0
----@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm1d
----   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
----   track_running_stats: keeps running statistics (default: true)
-local BatchNorm1d = batch_norm_class "BatchNorm1d"
-
-function BatchNorm1d._check_input(x)
-  local n = x.ndim
-  if n ~= 2 and n ~= 3 then raise("expected 2D or 3D input (got %dD input)", n) end
-end
-
---- BatchNorm1d for images [N, C, H, W].
----@class BatchNorm2d: BatchNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm2d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
 ---   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
 ---   track_running_stats: keeps running statistics (default: true)
-local BatchNorm2d = batch_norm_class "BatchNorm2d"
+---@family
 
-function BatchNorm2d._check_input(x)
-  if x.ndim ~= 4 then raise("expected 4D input (got %dD input)", x.ndim) end
-end
-
---- BatchNorm1d for volumes [N, C, D, H, W].
----@class BatchNorm3d: BatchNorm1d
----@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm3d
----   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
----   track_running_stats: keeps running statistics (default: true)
-local BatchNorm3d = batch_norm_class "BatchNorm3d"
-
-function BatchNorm3d._check_input(x)
-  if x.ndim ~= 5 then raise("expected 5D input (got %dD input)", x.ndim) end
+local M, plain = {}, {}
+for d = 1, 3 do
+  local name = ("BatchNorm%dd"):format(d)
+  local cls = batch_norm_class(name)
+  function cls._check_input(x)
+    if x.ndim ~= d + 2 and (d > 1 or x.ndim ~= 2) then
+      raise("expected %s%dD input (got %dD input)", d == 1 and "2D or " or "", d + 2, x.ndim)
+    end
+  end
+  M[name], plain[d] = cls, cls
 end
 
 --- BatchNorm1d for [N, C, ...] whose statistics in training are those of all ranks' batches together. The batches may
@@ -142,8 +125,6 @@ SyncBatchNorm._synchronized = true
 function SyncBatchNorm._check_input(x)
   if x.ndim < 2 then raise("expected at least 2D input (got %dD input)", x.ndim) end
 end
-
-local plain = { BatchNorm1d, BatchNorm2d, BatchNorm3d }
 
 -- A SyncBatchNorm with the parameters, buffers and settings of a batch norm.
 local function synchronized(m, group)
@@ -186,6 +167,5 @@ function SyncBatchNorm.convert_sync_batchnorm(module, group, more)
   return converted(module, group, {})
 end
 
-return {
-  BatchNorm1d = BatchNorm1d, BatchNorm2d = BatchNorm2d, BatchNorm3d = BatchNorm3d, SyncBatchNorm = SyncBatchNorm,
-}
+M.SyncBatchNorm = SyncBatchNorm
+return M

@@ -108,35 +108,24 @@ local function instance_norm_class(name, dims)
   return cls
 end
 
---- Normalises each channel of each sample of [N, C, L] or [C, L] by its own statistics; in evaluation with
+--- Normalises each channel of each sample of [N, C, H, W] or [C, H, W] by its own statistics; in evaluation with
 --- track_running_stats by the running statistics.
----@class InstanceNorm1d: Module
+---@class InstanceNorm2d: Module
 ---@field weight Parameter?  [d]; nil without affine
 ---@field bias Parameter?  [d]; nil without affine
 ---@field running_mean Tensor?  [d]; nil without track_running_stats
 ---@field running_var Tensor?  [d]; nil without track_running_stats
 ---@field num_batches_tracked Tensor?  int64 []; stays 0, as in PyTorch
----@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): InstanceNorm1d
----   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); affine: adds the parameters weight and bias (default: false); track_running_stats: keeps running
----   statistics (default: false)
-local InstanceNorm1d = instance_norm_class("InstanceNorm1d", 3)
-
---- InstanceNorm1d for images [N, C, H, W] or [C, H, W].
----@class InstanceNorm2d: InstanceNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): InstanceNorm2d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
 ---   (default: 0.1); affine: adds the parameters weight and bias (default: false); track_running_stats: keeps running
 ---   statistics (default: false)
-local InstanceNorm2d = instance_norm_class("InstanceNorm2d", 4)
+---@family
 
---- InstanceNorm1d for volumes [N, C, D, H, W] or [C, D, H, W].
----@class InstanceNorm3d: InstanceNorm1d
----@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): InstanceNorm3d
----   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); affine: adds the parameters weight and bias (default: false); track_running_stats: keeps running
----   statistics (default: false)
-local InstanceNorm3d = instance_norm_class("InstanceNorm3d", 5)
+local M = { GroupNorm = GroupNorm }
+for dims = 1, 3 do
+  local name = ("InstanceNorm%dd"):format(dims)
+  M[name] = instance_norm_class(name, dims + 2)
+end
 
-return { GroupNorm = GroupNorm, InstanceNorm1d = InstanceNorm1d, InstanceNorm2d = InstanceNorm2d,
-  InstanceNorm3d = InstanceNorm3d }
+return M

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Layers that pool: F.max_pool2d and its relatives as modules.
+--- Layers that pool: F.max_pool2d and its relatives as modules. Annotations of the others of a family:
+--- tools/families.lua.
 local Module = require "moonshard.nn.module".Module
 local opts = require "moonshard.core.opts"
 local windows = require "moonshard.nn.pooling.windows"
@@ -17,7 +18,7 @@ local function shown(size)
 end
 
 -- A layer with windows of a fixed size. run: the function of windows.lua that forward calls.
-local function windows_class(name, kind, dims, run)
+local function windows_class(name, dims, kind, run)
   local cls = Module:extend(name)
   function cls:init(kernel, stride, given) self.how = windows.arguments(name, kind, dims, kernel, stride, given) end
   function cls:forward(x) return run(name, x, dims, self._slots.how) end
@@ -35,57 +36,15 @@ local function windows_class(name, kind, dims, run)
   return cls
 end
 
---- F.max_pool1d as a module: the largest element of each window of [N, C, L] or [C, L].
----@class MaxPool1d: Module
----@overload fun(kernel: integer, stride?: integer, opts?: { stride: integer, padding: integer, dilation: integer, ceil_mode: boolean, return_indices: boolean }): MaxPool1d
----   kernel: elements of a window; stride: distance of windows (default: kernel), also an option; padding: elements
----   added at both ends, which are never the largest (default: 0); dilation: distance of a window's elements (default:
----   1); ceil_mode: keeps a last window that the input only partly fills; return_indices: also returns positions
-local MaxPool1d = windows_class("MaxPool1d", "max", 1, windows.max_pool)
-
 --- F.max_pool2d as a module: the largest element of each window of images [N, C, H, W] or [C, H, W].
 ---@class MaxPool2d: Module
----@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[], ceil_mode: boolean, return_indices: boolean }): MaxPool2d
----   kernel: height and width of a window, or one number for both; stride: distance of windows (default: kernel), also
----   an option; padding: pixels added on every side, which are never the largest (default: 0); dilation: distance of a
----   window's elements (default: 1); ceil_mode: keeps last windows that the input only partly fills; return_indices:
----   also returns positions
-local MaxPool2d = windows_class("MaxPool2d", "max", 2, windows.max_pool)
-
---- F.max_pool3d as a module: the largest element of each window of volumes [N, C, D, H, W] or [C, D, H, W].
----@class MaxPool3d: Module
----@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[], ceil_mode: boolean, return_indices: boolean }): MaxPool3d
----   kernel: depth, height and width of a window, or one number for all; stride: distance of windows (default: kernel),
----   also an option; padding: elements added on every side, which are never the largest (default: 0); dilation:
----   distance of a window's elements (default: 1); ceil_mode: keeps last windows that the input only partly fills;
----   return_indices: also returns positions
-local MaxPool3d = windows_class("MaxPool3d", "max", 3, windows.max_pool)
-
---- F.avg_pool1d as a module: the mean of each window of [N, C, L] or [C, L].
----@class AvgPool1d: Module
----@overload fun(kernel: integer, stride?: integer, opts?: { stride: integer, padding: integer, ceil_mode: boolean, count_include_pad: boolean }): AvgPool1d
----   kernel: elements of a window; stride: distance of windows (default: kernel), also an option; padding: zeros added
----   at both ends (default: 0); ceil_mode: keeps a last window that the input only partly fills; count_include_pad:
----   false: the zeros do not count
-local AvgPool1d = windows_class("AvgPool1d", "avg", 1, windows.avg_pool)
+---@like nn.F.max_pool2d(kernel, stride, given)
+---@family
 
 --- F.avg_pool2d as a module: the mean of each window of images [N, C, H, W] or [C, H, W].
 ---@class AvgPool2d: Module
----@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], ceil_mode: boolean, count_include_pad: boolean, divisor_override: integer }): AvgPool2d
----   kernel: height and width of a window, or one number for both; stride: distance of windows (default: kernel), also
----   an option; padding: zeros added on every side (default: 0); ceil_mode: keeps last windows that the input only
----   partly fills; count_include_pad: false: the zeros do not count; divisor_override: divisor of
----   the sums, in place of the number of elements
-local AvgPool2d = windows_class("AvgPool2d", "avg", 2, windows.avg_pool)
-
---- F.avg_pool3d as a module: the mean of each window of volumes [N, C, D, H, W] or [C, D, H, W].
----@class AvgPool3d: Module
----@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], ceil_mode: boolean, count_include_pad: boolean, divisor_override: integer }): AvgPool3d
----   kernel: depth, height and width of a window, or one number for all; stride: distance of windows (default: kernel),
----   also an option; padding: zeros added on every side (default: 0); ceil_mode: keeps last windows that the input only
----   partly fills; count_include_pad: false: the zeros do not count; divisor_override: divisor of
----   the sums, in place of the number of elements
-local AvgPool3d = windows_class("AvgPool3d", "avg", 3, windows.avg_pool)
+---@like nn.F.avg_pool2d(kernel, stride, given)
+---@family
 
 -- ---- adaptive ---------------------------------------------------------------------------------------
 
@@ -109,53 +68,19 @@ local function adaptive_class(name, dims, run, indices)
   return cls
 end
 
---- F.adaptive_avg_pool1d as a module: [N, C, L] becomes [N, C, size], by the mean of windows that cover the input.
----@class AdaptiveAvgPool1d: Module
----@field size integer[]  { size }
----@overload fun(size: integer): AdaptiveAvgPool1d  size: elements of the output
-local AdaptiveAvgPool1d = adaptive_class("AdaptiveAvgPool1d", 1, windows.adaptive_avg_pool)
-
 --- F.adaptive_avg_pool2d as a module: images [N, C, H, W] become [N, C, H', W'], by the mean of windows that cover
 --- them.
 ---@class AdaptiveAvgPool2d: Module
 ---@field size (integer|false)[]  { H', W' }; false: the input's size
----@overload fun(size: integer|integer[]): AdaptiveAvgPool2d
----   size: { H', W' }, or one number for both; false instead of a number keeps the input's size
-local AdaptiveAvgPool2d = adaptive_class("AdaptiveAvgPool2d", 2, windows.adaptive_avg_pool)
-
---- F.adaptive_avg_pool3d as a module: volumes [N, C, D, H, W] become [N, C, D', H', W'], by the mean of windows that
---- cover them.
----@class AdaptiveAvgPool3d: Module
----@field size (integer|false)[]  { D', H', W' }; false: the input's size
----@overload fun(size: integer|integer[]): AdaptiveAvgPool3d
----   size: { D', H', W' }, or one number for all; false instead of a number keeps the input's size
-local AdaptiveAvgPool3d = adaptive_class("AdaptiveAvgPool3d", 3, windows.adaptive_avg_pool)
-
---- F.adaptive_max_pool1d as a module: [N, C, L] becomes [N, C, size], by the largest element of windows that cover the
---- input.
----@class AdaptiveMaxPool1d: Module
----@field size integer[]  { size }
----@overload fun(size: integer, opts?: { return_indices: boolean }): AdaptiveMaxPool1d
----   size: elements of the output; return_indices: also returns positions
-local AdaptiveMaxPool1d = adaptive_class("AdaptiveMaxPool1d", 1, windows.adaptive_max_pool, true)
+---@like nn.F.adaptive_avg_pool2d(size)
+---@family
 
 --- F.adaptive_max_pool2d as a module: images [N, C, H, W] become [N, C, H', W'], by the largest element of windows that
 --- cover them.
 ---@class AdaptiveMaxPool2d: Module
 ---@field size (integer|false)[]  { H', W' }; false: the input's size
----@overload fun(size: integer|integer[], opts?: { return_indices: boolean }): AdaptiveMaxPool2d
----   size: { H', W' }, or one number for both; false instead of a number keeps the input's size; return_indices: also
----   returns positions
-local AdaptiveMaxPool2d = adaptive_class("AdaptiveMaxPool2d", 2, windows.adaptive_max_pool, true)
-
---- F.adaptive_max_pool3d as a module: volumes [N, C, D, H, W] become [N, C, D', H', W'], by the largest element of
---- windows that cover them.
----@class AdaptiveMaxPool3d: Module
----@field size (integer|false)[]  { D', H', W' }; false: the input's size
----@overload fun(size: integer|integer[], opts?: { return_indices: boolean }): AdaptiveMaxPool3d
----   size: { D', H', W' }, or one number for all; false instead of a number keeps the input's size; return_indices: also
----   returns positions
-local AdaptiveMaxPool3d = adaptive_class("AdaptiveMaxPool3d", 3, windows.adaptive_max_pool, true)
+---@like nn.F.adaptive_max_pool2d(size, given)
+---@family
 
 -- ---- power means, and the inverse of MaxPool ----------------------------------------------------------
 
@@ -177,26 +102,10 @@ local function lp_class(name, dims)
   return cls
 end
 
---- F.lp_pool1d as a module: (sum of x^p)^(1/p) over each window of [N, C, L] or [C, L].
----@class LPPool1d: Module
----@overload fun(p: number, kernel: integer, stride?: integer, opts?: { stride: integer, ceil_mode: boolean }): LPPool1d
----   p: above 0; kernel: elements of a window; stride: distance of windows (default: kernel), also an option;
----   ceil_mode: keeps a last window that the input only partly fills
-local LPPool1d = lp_class("LPPool1d", 1)
-
 --- F.lp_pool2d as a module: (sum of x^p)^(1/p) over each window of images [N, C, H, W] or [C, H, W].
 ---@class LPPool2d: Module
----@overload fun(p: number, kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], ceil_mode: boolean }): LPPool2d
----   p: above 0; kernel: height and width of a window, or one number for both; stride: distance of windows (default:
----   kernel), also an option; ceil_mode: keeps last windows that the input only partly fills
-local LPPool2d = lp_class("LPPool2d", 2)
-
---- F.lp_pool3d as a module: (sum of x^p)^(1/p) over each window of volumes [N, C, D, H, W] or [C, D, H, W].
----@class LPPool3d: Module
----@overload fun(p: number, kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], ceil_mode: boolean }): LPPool3d
----   p: above 0; kernel: depth, height and width of a window, or one number for all; stride: distance of windows
----   (default: kernel), also an option; ceil_mode: keeps last windows that the input only partly fills
-local LPPool3d = lp_class("LPPool3d", 3)
+---@like nn.F.lp_pool2d(p, kernel, stride, given)
+---@family
 
 local function unpool_class(name, dims)
   local cls = Module:extend(name)
@@ -220,32 +129,25 @@ local function unpool_class(name, dims)
   return cls
 end
 
---- F.max_unpool1d as a module: layer(x, indices, size) writes the elements that MaxPool1d chose
---- back to their positions. size: sizes of the last dimensions.
----@class MaxUnpool1d: Module
----@overload fun(kernel: integer, stride?: integer, opts?: { stride: integer, padding: integer }): MaxUnpool1d
----   kernel: of MaxPool1d; stride: of MaxPool1d (default: kernel), also an option; padding: of MaxPool1d (default: 0)
-local MaxUnpool1d = unpool_class("MaxUnpool1d", 1)
-
 --- F.max_unpool2d as a module: layer(x, indices, size) writes the elements that MaxPool2d chose
 --- back to their positions. size: sizes of the last dimensions.
 ---@class MaxUnpool2d: Module
 ---@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[] }): MaxUnpool2d
 ---   kernel: of MaxPool2d; stride: of MaxPool2d (default: kernel), also an option; padding: of MaxPool2d (default: 0)
-local MaxUnpool2d = unpool_class("MaxUnpool2d", 2)
+---@family
 
---- F.max_unpool3d as a module: layer(x, indices, size) writes the elements that MaxPool3d chose
---- back to their positions. size: sizes of the last dimensions.
----@class MaxUnpool3d: Module
----@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[] }): MaxUnpool3d
----   kernel: of MaxPool3d; stride: of MaxPool3d (default: kernel), also an option; padding: of MaxPool3d (default: 0)
-local MaxUnpool3d = unpool_class("MaxUnpool3d", 3)
+local M = {}
+for dims = 1, 3 do
+  local function add(name, make, ...)
+    name = ("%s%dd"):format(name, dims)
+    M[name] = make(name, dims, ...)
+  end
+  add("MaxPool", windows_class, "max", windows.max_pool)
+  add("AvgPool", windows_class, "avg", windows.avg_pool)
+  add("AdaptiveAvgPool", adaptive_class, windows.adaptive_avg_pool)
+  add("AdaptiveMaxPool", adaptive_class, windows.adaptive_max_pool, true)
+  add("LPPool", lp_class)
+  add("MaxUnpool", unpool_class)
+end
 
-return {
-  MaxPool1d = MaxPool1d, MaxPool2d = MaxPool2d, MaxPool3d = MaxPool3d,
-  AvgPool1d = AvgPool1d, AvgPool2d = AvgPool2d, AvgPool3d = AvgPool3d,
-  AdaptiveAvgPool1d = AdaptiveAvgPool1d, AdaptiveAvgPool2d = AdaptiveAvgPool2d, AdaptiveAvgPool3d = AdaptiveAvgPool3d,
-  AdaptiveMaxPool1d = AdaptiveMaxPool1d, AdaptiveMaxPool2d = AdaptiveMaxPool2d, AdaptiveMaxPool3d = AdaptiveMaxPool3d,
-  LPPool1d = LPPool1d, LPPool2d = LPPool2d, LPPool3d = LPPool3d,
-  MaxUnpool1d = MaxUnpool1d, MaxUnpool2d = MaxUnpool2d, MaxUnpool3d = MaxUnpool3d,
-}
+return M

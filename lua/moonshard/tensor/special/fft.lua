@@ -192,77 +192,44 @@ local function half_over(x, dims, sizes, norm)
   return half_along(x, dims[#dims], sizes[#dims], norm)
 end
 
-local fftn = over("fft.fftn", MANY, pairs_of, complex_over(false))
 --- fft along several dimensions.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: the dimensions (default: the last #s ones, or all); norm: as fft's
----   (default: "backward")
+---   s: the lengths (default: x's sizes); dim: the dimensions (default: the last #s ones, or all);
+---   norm: as fft's (default: "backward")
 ---@return Tensor  complex numbers
-function M.fftn(x, given) return fftn(x, given) end
+---@family fft.fftn(x, given)
 
-local ifftn = over("fft.ifftn", MANY, pairs_of, complex_over(true))
 --- ifft along several dimensions.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: the dimensions (default: the last #s ones, or all); norm: as ifft's
----   (default: "backward")
+---   s: the lengths (default: x's sizes); dim: the dimensions (default: the last #s ones, or all);
+---   norm: as ifft's (default: "backward")
 ---@return Tensor  complex numbers
-function M.ifftn(x, given) return ifftn(x, given) end
+---@family fft.ifftn(x, given)
 
-local rfftn = over("fft.rfftn", MANY, reals_of, real_over)
 --- rfft along the last of several dimensions, then fft along the others.
 ---@param x Tensor  real numbers
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: the dimensions (default: the last #s ones, or all); norm: as fft's
----   (default: "backward")
+---   s: the lengths (default: x's sizes); dim: the dimensions (default: the last #s ones, or all);
+---   norm: as fft's (default: "backward")
 ---@return Tensor  complex numbers
-function M.rfftn(x, given) return rfftn(x, given) end
+---@family fft.rfftn(x, given)
 
-local irfftn = over("fft.irfftn", MANY, pairs_of, half_over)
 --- The inverse of rfftn.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { s: integer[], dim: integer[], norm: string }
 ---   s: the lengths of the result (default: x's sizes, and 2 (size - 1) along the last dimension); dim: the dimensions
 ---   (default: the last #s ones, or all); norm: as ifft's (default: "backward")
 ---@return Tensor  real numbers
-function M.irfftn(x, given) return irfftn(x, given) end
+---@family fft.irfftn(x, given)
 
-local fft2 = over("fft.fft2", TWO, pairs_of, complex_over(false))
---- fft along two dimensions.
----@param x Tensor  complex numbers [..., 2]
----@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: two dimensions (default: { -2, -1 }); norm: as fft's (default:
----   "backward")
----@return Tensor  complex numbers
-function M.fft2(x, given) return fft2(x, given) end
-
-local ifft2 = over("fft.ifft2", TWO, pairs_of, complex_over(true))
---- ifft along two dimensions.
----@param x Tensor  complex numbers [..., 2]
----@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: two dimensions (default: { -2, -1 }); norm: as ifft's (default:
----   "backward")
----@return Tensor  complex numbers
-function M.ifft2(x, given) return ifft2(x, given) end
-
-local rfft2 = over("fft.rfft2", TWO, reals_of, real_over)
---- rfftn along two dimensions.
----@param x Tensor  real numbers
----@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: two dimensions (default: { -2, -1 }); norm: as fft's (default:
----   "backward")
----@return Tensor  complex numbers
-function M.rfft2(x, given) return rfft2(x, given) end
-
-local irfft2 = over("fft.irfft2", TWO, pairs_of, half_over)
---- irfftn along two dimensions.
----@param x Tensor  complex numbers [..., 2]
----@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths of the result (default: x's sizes, and 2 (size - 1) along the last dimension); dim: two
----   dimensions (default: { -2, -1 }); norm: as ifft's (default: "backward")
----@return Tensor  real numbers
-function M.irfft2(x, given) return irfft2(x, given) end
+for name, how in pairs { fft = { pairs_of, complex_over(false) }, ifft = { pairs_of, complex_over(true) },
+  rfft = { reals_of, real_over }, irfft = { pairs_of, half_over } } do
+  for suffix, spec in pairs { n = MANY, ["2"] = TWO } do
+    M[name .. suffix] = over(("fft.%s%s"):format(name, suffix), spec, how[1], how[2])
+  end
+end
 
 -- ---- frequencies, order ---------------------------------------------------------------------------
 

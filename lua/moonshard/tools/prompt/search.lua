@@ -63,7 +63,7 @@ function M.entries()
     if type(module) == "table" then collect(list, "ms." .. name .. ".", module, 1, seen) end
   end
   for name, a in sorted_pairs(annotations.declared()) do
-    list[#list + 1] = { name = name:gsub("^Tensor:", "t:"):gsub("^nn%.", "ms.nn."), text = flat(a) }
+    list[#list + 1] = { name = name:gsub("^Tensor:", "t:"):gsub("^nn%.", "ms.nn."):gsub("^fft%.", "ms.fft."), text = flat(a) }
   end
   for name, fn in sorted_pairs(tensor.methods) do
     if name:sub(1, 1) ~= "_" and not annotations.declared()["Tensor:" .. name] then
