@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The cases of scripts/bench/kernels --all: every kernel of the CPU, its bytes and its arithmetic.
+--- The cases of scripts/bench/kernels: every kernel of the CPU, its bytes and its arithmetic.
 ---
 --- A case: name, bytes per element of x, vector instructions of arithmetic per 16 elements of float32 (all lanes of one
 --- instruction of AVX-512, 2 of AVX2), operator, inputs, integers, numbers, and why it may take more than 1.5 times its

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- More cases of scripts/bench/kernels --all: layers, optimizers and transforms, as scripts call them.
+--- More cases of scripts/bench/kernels: layers, optimizers and transforms, as scripts call them.
 ---
 --- A case: name, bytes, vector instructions of 16 elements of float32 (as in kernels/cpu.lua; a multiply-add is one),
 --- run, and why it may take more than 1.5 times its limit.
