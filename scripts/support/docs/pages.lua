@@ -7,6 +7,7 @@ for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot"
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
+local is_class = require("moonshard.core.class").is_class
 
 local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
 local made = require "moonshard.tensor.rows".made
@@ -35,6 +36,16 @@ end
 
 -- A section without names, for a class whose methods are all described at its base class.
 local function unlisted(class) return section("", "", class, "") end
+
+-- Adds a section for each class of a table that is described by none of these.
+local function with_classes(of, sections)
+  local owned = {}
+  for _, one in ipairs(sections) do owned[one.of] = not one.prefix:find "%.$" end
+  for name, class in ms.sorted_pairs(of) do
+    if is_class(class) and not owned[class] then sections[#sections + 1] = section("Methods of " .. name, name .. ":", class) end
+  end
+  return sections
+end
 
 -- The methods of an object's class.
 local function methods_of(object)
@@ -202,7 +213,7 @@ return {
     file = "nn", title = "nn",
     intro = "Modules, layers and wrappers. Arguments, initialisation, formulas and names of parameters are PyTorch's; "
       .. "sizes are positional arguments, all others options.",
-    sections = {
+    sections = with_classes(nn, {
       section("Modules", "nn.", nn, "Module Parameter"),
       section("Methods of Module", "Module:", nn.Module),
       section("Methods of every class", "Module:", require "moonshard.core.class".root, "isa class_name"),
@@ -215,48 +226,18 @@ return {
         ReLU GELU SiLU Tanh Sigmoid MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer
         TransformerEncoder TransformerDecoder Transformer CrossEntropyLoss MSELoss]]),
       section("More of nn", "nn.", nn),
-      section("Methods of Linear", "Linear:", nn.Linear),
-      section("Methods of Int8Linear", "Int8Linear:", nn.Int8Linear, "reset_parameters"),
       section("Functions of classes", "nn.Embedding.", nn.Embedding, "from_pretrained"),
       section("", "nn.EmbeddingBag.", nn.EmbeddingBag, "from_pretrained"),
       section("", "nn.SyncBatchNorm.", nn.SyncBatchNorm, "convert_sync_batchnorm"),
       section("", "nn.Int8Linear.", nn.Int8Linear, "from_linear convert_linear"),
-      section("Methods of Embedding", "Embedding:", nn.Embedding),
-      section("Methods of EmbeddingBag", "EmbeddingBag:", nn.EmbeddingBag),
-      section("Methods of Conv2d", "Conv2d:", nn.Conv2d),
-      section("Methods of Conv1d", "Conv1d:", nn.Conv1d),
-      section("Methods of Conv3d", "Conv3d:", nn.Conv3d),
-      section("Methods of ConvTranspose1d", "ConvTranspose1d:", nn.ConvTranspose1d),
-      section("Methods of ConvTranspose2d", "ConvTranspose2d:", nn.ConvTranspose2d),
-      section("Methods of ConvTranspose3d", "ConvTranspose3d:", nn.ConvTranspose3d),
-      section("Methods of LayerNorm", "LayerNorm:", nn.LayerNorm),
-      section("Methods of RMSNorm", "RMSNorm:", nn.RMSNorm),
-      section("Methods of BatchNorm1d", "BatchNorm1d:", nn.BatchNorm1d),
-      section("Methods of BatchNorm2d", "BatchNorm2d:", nn.BatchNorm2d),
-      section("Methods of BatchNorm3d", "BatchNorm3d:", nn.BatchNorm3d),
-      section("Methods of SyncBatchNorm", "SyncBatchNorm:", nn.SyncBatchNorm),
-      section("Methods of GroupNorm", "GroupNorm:", nn.GroupNorm),
-      section("Methods of InstanceNorm1d", "InstanceNorm1d:", nn.InstanceNorm1d),
-      section("Methods of InstanceNorm2d", "InstanceNorm2d:", nn.InstanceNorm2d),
-      section("Methods of InstanceNorm3d", "InstanceNorm3d:", nn.InstanceNorm3d),
-      section("Methods of Bilinear", "Bilinear:", nn.Bilinear),
-      section("Methods of RNN", "RNN:", nn.RNN),
-      section("Methods of LSTM", "LSTM:", nn.LSTM),
-      section("Methods of GRU", "GRU:", nn.GRU),
-      section("Methods of RNNCell", "RNNCell:", nn.RNNCell),
-      section("Methods of LSTMCell", "LSTMCell:", nn.LSTMCell),
-      section("Methods of GRUCell", "GRUCell:", nn.GRUCell),
-      section("Methods of MultiheadAttention", "MultiheadAttention:", nn.MultiheadAttention),
-      section("Methods of Transformer", "Transformer:", nn.Transformer),
       section("Methods of LoRA", "LoRA:", methods_of(nn.lora(nn.Sequential(nn.Linear(1, 1)), { target = "1" }))),
-      section("Methods of DDP", "DDP:", nn.DDP),
       section("nn.utils", "nn.utils.", nn.utils),
       section("", "nn.utils.parametrize.", nn.utils.parametrize),
       section("", "nn.utils.prune.", nn.utils.prune),
       section("", "nn.utils.stateless.", nn.utils.stateless),
       section("", "nn.utils.rnn.", nn.utils.rnn),
       section("Methods of PackedSequence", "PackedSequence:", nn.utils.rnn.PackedSequence),
-    },
+    }),
   },
   {
     file = "functional", title = "nn.F", intro = "Functions of layers, without parameters of their own.",
