@@ -199,8 +199,8 @@ end
 --- scaler, reference (function(model) -> wrapper), one_process (also compare with one process; may be a function that
 --- returns it), backward_prefetch, device_mesh (for hybrid strategies), given (a table that is passed to the model's
 --- init), loss_dtype (if it differs from the computing dtype), unmanaged (name of a child that belongs to no unit),
---- device (where it computes; default: the default device), kinks (true: see KINKS), steps (number of steps that the
---- scaler does not skip, if not all).
+--- device (where it computes; default: the default device), kinks (true: see KINKS), units (number of FSDP instances
+--- that the model's init makes in float32), steps (number of steps that the scaler does not skip, if not all).
 function M.check(model, o)
   local ms, fsdp = load()
   local quietly = require("spec.support.wrapped").quietly
@@ -222,6 +222,7 @@ function M.check(model, o)
   }
   local sharded = quietly(function()
     local m = init("recursive", mode, options)
+    if o.units and not low then assert.equal(o.units, #fsdp.fsdp_modules(m)) end
     if is_fsdp(m) then return m end
     local with = { process_group = not o.device_mesh and group or nil }
     for key, value in ms.sorted_pairs(options) do with[key] = value end

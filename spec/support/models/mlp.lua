@@ -21,11 +21,6 @@ function MLP:forward(x)
   return self.buffer and z + self.buffer or z
 end
 
---- Initializes the buffer; the Linears have their own reset_parameters.
-function MLP:reset_parameters()
-  if self.buffer then nn.init.normal_(self.buffer) end
-end
-
 common.sum_model(MLP, { 3, 5 })
 
 return {

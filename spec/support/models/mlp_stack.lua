@@ -7,21 +7,10 @@ local MLP = require "spec.support.models.mlp".MLP
 
 local MLPStack = nn.Sequential:extend("MLPStack")
 
---- Options of `given`: MLP's options, and with_seq_parallel, which appends a LayerNorm without bias.
 function MLPStack:init(dim, given)
   local o = given or {}
-  local function mlp(multiplier)
-    return MLP(dim, { dim_multiplier = multiplier, bias = o.bias, with_buffer = o.with_buffer, dtype = o.dtype,
-      device = o.device })
-  end
+  local function mlp(multiplier) return MLP(dim, { dim_multiplier = multiplier, dtype = o.dtype, device = o.device }) end
   nn.Sequential.init(self, mlp(3), mlp(4), mlp(3))
-  if o.with_seq_parallel then self:append(nn.LayerNorm(dim, { bias = false, dtype = o.dtype, device = o.device })) end
-end
-
---- Every MLP and the stack become units. options: for fully_shard.
-function MLPStack:parallelize(options)
-  for k = 1, 3 do ms.fsdp.fully_shard(self[k], options) end
-  return ms.fsdp.fully_shard(self, options)
 end
 
 common.sum_model(MLPStack, { 8, 6 })
@@ -30,7 +19,6 @@ local function units(model) return { model[1], model[2], model[3] } end
 
 return {
   init = common.init_of(function() return MLPStack(6) end, units),
-  MLP = MLP, MLPStack = MLPStack,
   make = function(kind) return MLPStack(6, kind) end,
   loss = function(model, rank, step, golden) return model(golden.x_of({ 8, 6 }, rank, step)):sum() end,
   optim = function(params) return optim.Adam(params, { lr = 1e-3 }) end,

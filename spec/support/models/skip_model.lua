@@ -16,17 +16,14 @@ function SkipModule:forward(x)
 end
 
 local NestedLinear = nn.Module:extend("NestedLinear")
-function NestedLinear:init(fsdp_wrap)
-  local wrap = ms.fsdp.wrap.wrap
-  self.nested_linear = fsdp_wrap and wrap(nn.Linear(10, 10, no_bias)) or nn.Linear(10, 10, no_bias)
-end
+function NestedLinear:init() self.nested_linear = ms.fsdp.wrap.wrap(nn.Linear(10, 10, no_bias)) end
 function NestedLinear:forward(x) return self.nested_linear(x) end
 
 local SkipModel = nn.Module:extend("SkipModel")
-function SkipModel:init(double_nest)
+function SkipModel:init()
   self.linear = nn.Linear(10, 10, no_bias)
   self.linear_skip = SkipModule()
-  self.nested_linear = ms.fsdp.wrap.wrap(NestedLinear(double_nest))
+  self.nested_linear = ms.fsdp.wrap.wrap(NestedLinear())
 end
 function SkipModel:forward(x) return self.nested_linear(self.linear_skip(self.linear(x))) end
 
@@ -43,11 +40,11 @@ function SkipModel:run_backward(loss)
 end
 
 --- A SkipModel in FSDP whose linear_skip belongs to no unit. options: for fsdp.FSDP.
-local function wrapped(double_nest, options)
+local function wrapped(options)
   local FSDP, wrap = ms.fsdp.FSDP, ms.fsdp.wrap
   local inner = { wrapper_cls = FSDP }
   for key, value in ms.sorted_pairs(options or {}) do inner[key] = value end
-  local model = wrap.enable_wrap(inner, function() return SkipModel(double_nest) end)
+  local model = wrap.enable_wrap(inner, SkipModel)
   local skip = model.linear_skip
   model.linear_skip = nil
   model = FSDP(model, options)
@@ -58,18 +55,14 @@ local function wrapped(double_nest, options)
 end
 
 return {
-  SkipModule = SkipModule, NestedLinear = NestedLinear, SkipModel = SkipModel,
-  wrapped = wrapped,
-  --- Options of `given` besides the common ones: double_nest (true).
   init = function(...)
     local o = common.options(...)
     if o.deterministic then ms.manual_seed(0) end
-    local double_nest = o.double_nest ~= false
     local model
     if o.wrap_fsdp then
-      model = wrapped(double_nest, common.fsdp_options(o))
+      model = wrapped(common.fsdp_options(o))
     else
-      model = common.place(SkipModel(double_nest), o)
+      model = common.place(SkipModel(), o)
       local skip = model.linear_skip
       model.linear_skip = nil
       model.linear_skip = skip                      -- listed last, as in a model that removes it and assigns it again

@@ -46,8 +46,6 @@ end
 
 function TransformerWithSharedParams.run_backward(_, loss) loss:backward() end
 
-function TransformerWithSharedParams:get_ignored_modules() return { self.transformer } end
-
 return {
   TransformerWithSharedParams = TransformerWithSharedParams,
   --- Options of `given` besides the common ones: add_bn.

@@ -7,32 +7,32 @@ local ranks = require "spec.support.ranks"
 local function zoo(name) return require("spec.support.models." .. name) end
 local function finds_unused(m) return require("moonshard").nn.DDP(m, { find_unused_parameters = true }) end
 
--- Models not included: DummyDDP wraps a reference; LinearWithSleep and SaveForwardInputsModel are for timings and
--- casts.
+-- units: how many FSDP instances a model's init makes in float32. Models not included: DummyDDP wraps a reference;
+-- LinearWithSleep and SaveForwardInputsModel are for timings and casts.
 local MODELS = {
-  { "nested_wrapped_module" },
-  { "always_wrap_nested_wrapped_module" },
-  { "non_uniform_req_grad", pieces_only = true },
-  { "module_with_delay", given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
+  { "nested_wrapped_module", units = 3 },
+  { "always_wrap_nested_wrapped_module", units = 8 },
+  { "non_uniform_req_grad", units = 3, pieces_only = true },
+  { "module_with_delay", units = 3, given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
   -- The expert differs between ranks. The unwrapped model reduces the gradients of the other parameters itself.
-  { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false,
+  { "mixture_of_experts", units = 2, reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false,
     one_process = function()
     return zoo "mixture_of_experts".alone(require("moonshard").dist.default_group(), "no_fsdp", "before",
       { deterministic = true })
   end },
-  { "transformer_with_shared_params", kinks = true },
-  { "mlp", kinks = true },
-  { "mlp_stack", kinks = true },
-  { "double_linear", kinks = true },
-  { "double_linear", title = "double_linear without its second", kinks = true, given = { use_second_linear = false },
-  reference = finds_unused },
-  { "skip_model", unmanaged = "linear_skip" },
-  { "net", kinks = true },
-  { "exec_order", kinks = true },
-  { "transformer", loss_dtype = "float32" },
-  { "nested_model", kinks = true },
-  { "dummy_model", kinks = true },
-  { "linear_mixed_precision" },
+  { "transformer_with_shared_params", units = 5, kinks = true },
+  { "mlp", units = 1, kinks = true },
+  { "mlp_stack", units = 3, kinks = true },
+  { "double_linear", units = 2, kinks = true },
+  { "double_linear", title = "double_linear without its second", units = 2, kinks = true,
+    given = { use_second_linear = false }, reference = finds_unused },
+  { "skip_model", units = 3, unmanaged = "linear_skip" },
+  { "net", units = 2, kinks = true },
+  { "exec_order", units = 2, kinks = true },
+  { "transformer", units = 2, loss_dtype = "float32" },
+  { "nested_model", units = 6, kinks = true },
+  { "dummy_model", units = 7, kinks = true },
+  { "linear_mixed_precision", units = 2 },
 }
 
 -- On 3 ranks, by which few sizes can be divided, every combination runs, and on 4 those of hybrid_shard. Elsewhere each
@@ -75,7 +75,7 @@ for world = 2, 4 do
                 device_mesh = strategy:find "^hybrid" and mesh,
                 reference = model.reference, one_process = model.one_process or true, save_model = model.save_model,
                 given = model.given,
-                loss_dtype = model.loss_dtype, unmanaged = model.unmanaged, kinks = model.kinks,
+                loss_dtype = model.loss_dtype, unmanaged = model.unmanaged, kinks = model.kinks, units = model.units,
               })
             end)
           end
