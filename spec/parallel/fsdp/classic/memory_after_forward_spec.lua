@@ -19,9 +19,10 @@ local function activations(side, checkpointed)
   return image * (2 * 64 + (checkpointed and 0 or 6 * HIDDEN)) / MIB
 end
 
-local function build(checkpointed)
+local function build(checkpointed, pieces)
   local ms = require "moonshard"
-  local nn, fsdp = ms.nn, ms.fsdp
+  local nn = ms.nn
+  local function unit(m) return ms.fsdp.FSDP(m, { use_orig_params = pieces }) end
   local ReLU = nn.Module:extend "InPlaceReLU"
   function ReLU.forward(_, x) return x:relu_() end
   local Pool = nn.Module:extend "Pool"
@@ -29,7 +30,7 @@ local function build(checkpointed)
   local Model = nn.Module:extend "Model"
   function Model:init()
     local function block(from, to, size, padding)
-      return nn.Conv2d(from, to, size, { padding = padding }), fsdp.FSDP(nn.BatchNorm2d(to)), ReLU()
+      return nn.Conv2d(from, to, size, { padding = padding }), unit(nn.BatchNorm2d(to)), ReLU()
     end
     self.stem = nn.Sequential(block(3, 64, 3, 0))
     self.blocks = nn.Sequential()
@@ -46,19 +47,21 @@ local function build(checkpointed)
   local model = Model()
   local elements = 0
   for _, p in ipairs(model:parameters()) do elements = elements + p:numel() end
-  for _, name in ipairs { "stem", "blocks", "head" } do model[name] = fsdp.FSDP(model[name]) end
-  return fsdp.FSDP(model), elements
+  for _, name in ipairs { "stem", "blocks", "head" } do model[name] = unit(model[name]) end
+  return unit(model), elements
 end
 
 ranks.describe(2, "memory after forward", function()
-  for _, checkpointed in ipairs { false, true } do
-    it(("is shards and activations, checkpoint = %s"):format(tostring(checkpointed)), function()
+  for _, way in ipairs { { false, false }, { false, true }, { true, false }, { true, true } } do
+    local checkpointed, pieces = unpack(way)
+    it(("is shards and activations, checkpoint = %s, use_orig_params = %s"):format(tostring(checkpointed),
+      tostring(pieces)), function()
       local ms = require "moonshard"
       -- Memory that operators allocate once and keep.
       ms.scope(function() ms.nn.Conv2d(3, 8, 3)(ms.ones(1, 3, 8, 8)):sum():backward() end)
       collected()
       local base = ms.memory_stats().allocated
-      local model, elements = build(checkpointed)
+      local model, elements = build(checkpointed, pieces)
       collected()
       local M = math.floor(4 * elements / MIB + 0.5)
       local s = math.floor(M / 2)
