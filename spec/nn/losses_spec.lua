@@ -1,14 +1,12 @@
 -- SPDX-License-Identifier: MIT
 --- Losses: what the golden numbers leave open.
+local message = require "spec.support.message"
 local ms = require "moonshard"
+local refuses = require "spec.support.raises"
 local nn, F = ms.nn, ms.nn.F
 
+local f64 = { dtype = "float64" }
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
-local function refuses(text, fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.are.equal(text, (message:gsub("^[^\n]-:%d+: ", "")))
-end
 
 describe("a loss", function()
   it("refuses a target of another shape instead of broadcasting it", function()
@@ -220,8 +218,80 @@ describe("a loss", function()
   end)
 
   it("without classes that count is nan for mean, 0 for sum", function()
-    local x, y = ms.randn(2, 3), ids { -100, -100 }
-    assert.is_true(F.nll_loss(x, y):isnan():item())
-    assert.are.equal(0, F.nll_loss(x, y, { reduction = "sum" }):item())
+    local x, y = ms.randn(2, 3), ids { 1, 1 }
+    for _, name in ipairs { "nll_loss", "cross_entropy" } do
+      assert.is_true(F[name](x, y, { ignore_index = 1 }):isnan():item())
+      assert.are.equal(0, F[name](x, y, { ignore_index = 1, reduction = "sum" }):item())
+    end
+  end)
+end)
+
+describe("cross_entropy", function()
+  before_each(function() ms.manual_seed(2) end)
+
+  it("is its formula with each of its options", function()
+    local x, y = ms.randn(5, 4, f64), ids { 2, 0, 3, 2, 1 }
+    local logs, weight = -x:log_softmax(2), ms.tensor({ 0.5, 2, 1.5, 0.25 }, f64)
+    local function check(o)
+      local w, kept, s = o.weight or ms.ones(4, f64), y:ne(o.ignore_index):double(), o.label_smoothing
+      local own = w:index_select(1, y) * kept
+      local each = logs:gather(2, y:unsqueeze(2)):squeeze(2) * own * (1 - s) + (logs * w):sum(2) * kept * (s / 4)
+      local sums = { none = each, sum = each:sum(), mean = each:sum() / own:sum() }
+      for reduction, wanted in pairs(sums) do
+        o.reduction = reduction
+        ms.testing.assert_close(F.cross_entropy(x, y, o), wanted, { rtol = 1e-12, atol = 1e-12 })
+        ms.testing.assert_close(nn.CrossEntropyLoss(o)(x, y), wanted, { rtol = 1e-12, atol = 1e-12 })
+        assert.is_true(ms.testing.gradcheck(function(t) return F.cross_entropy(t, y, o) end,
+          { x:clone():requires_grad_() }))
+      end
+    end
+    for _, ignore in ipairs { -100, 2 } do
+      for _, smoothing in ipairs { 0, 0.1, 1 } do
+        check { ignore_index = ignore, label_smoothing = smoothing }
+        check { ignore_index = ignore, label_smoothing = smoothing, weight = weight }
+      end
+    end
+  end)
+
+  it("takes one sample without a batch, and further dimensions after that of the classes", function()
+    local x = ms.randn(2, 3, 4, 5, f64)
+    local y = ms.randint(0, 3, { 2, 4, 5 })
+    local each = F.cross_entropy(x, y, { reduction = "none" })
+    assert.are.same({ 2, 4, 5 }, { unpack(each.shape) })
+    local one = F.cross_entropy(x[2]:select(2, 3):select(2, 4), y[2][3][4])
+    assert.are.equal("[]", tostring(one.shape))
+    ms.testing.assert_close(one, each[2][3][4])
+    ms.testing.assert_close(F.cross_entropy(x, y), each:mean())
+  end)
+
+  -- The expected values are PyTorch 2.1.1's.
+  it("takes probabilities of the classes instead of one class", function()
+    local x = ms.tensor({ { 0.5, -1, 2 }, { 0, 3, -2 } }, f64)
+    local p = ms.tensor({ { 0.2, 0.3, 0.5 }, { 0, 0.9, 0.1 } }, f64)
+    local more = { weight = ms.tensor({ 1, 2, 0.5 }, f64), label_smoothing = 0.1 }
+    local expected = {
+      mean = { 0.9981482660171521, 1.4512454271573163 }, sum = { 1.9962965320343042, 2.9024908543146326 },
+      none = { { 1.441311296657157, 0.5549852353771473 }, { 2.396192159951015, 0.5062986943636174 } },
+    }
+    for reduction, want in pairs(expected) do
+      more.reduction = reduction
+      ms.testing.assert_close(F.cross_entropy(x, p, { reduction = reduction }), ms.tensor(want[1], f64),
+        { rtol = 1e-12, atol = 1e-12 })
+      ms.testing.assert_close(nn.CrossEntropyLoss(more)(x, p), ms.tensor(want[2], f64), { rtol = 1e-12, atol = 1e-12 })
+      assert.is_true(ms.testing.gradcheck(function(t, q) return F.cross_entropy(t, q, more) end,
+        { x:clone():requires_grad_(), p:clone():requires_grad_() }))
+    end
+    assert.near(1.441311296657157, F.cross_entropy(x[1], p[1]):item(), 1e-12)
+    assert.near(1.1287524183710222, F.cross_entropy(x:reshape(1, 3, 2), p:reshape(1, 3, 2)):item(), 1e-12)
+  end)
+
+  it("names arguments that do not fit", function()
+    local x = ms.randn(2, 3)
+    for _, row in ipairs { { "id 3 (row 2) is neither in 0 .. 2", ids { 0, 3 } }, { "cross_entropy", ids { 0, 1, 2 } },
+      { "did you mean 'mean'?", ids { 0, 1 }, { reduction = "men" } },
+      { "weight", ids { 0, 1 }, { weight = ms.ones(2) } },
+      { "label_smoothing", ids { 0, 1 }, { label_smoothing = 1.5 } } } do
+      assert.truthy(message(F.cross_entropy, x, row[2], row[3]):find(row[1], 1, true))
+    end
   end)
 end)
