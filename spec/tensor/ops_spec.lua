@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Values of operations. spec/kernels/ops_spec tests their gradients, from the operator table.
+--- Values of operations, in their ways to be written (walk_spec compares functions with loops; spec/kernels/ops_spec
+--- tests gradients, from the operator table).
 local ms = require "moonshard"
 
 local failure = require "spec.support.message"
@@ -10,49 +11,18 @@ local function ints(list) return T(list, { dtype = "int64" }) end
 --- name, expression, values
 local a, b = { 1, 4, 9 }, { 2, 2, 3 }
 local table_of_values = {
-  { "t + u", function(t, u) return t + u end, { 3, 6, 12 } },
-  { "t - u", function(t, u) return t - u end, { -1, 2, 6 } },
-  { "t * u", function(t, u) return t * u end, { 2, 8, 27 } },
-  { "t / u", function(t, u) return t / u end, { 0.5, 2, 3 } },
   { "t ^ u", function(t, u) return t ^ u end, { 1, 16, 729 } },
-  { "-t", function(t) return -t end, { -1, -4, -9 } },
-  { "t + 1", function(t) return t + 1 end, { 2, 5, 10 } },
-  { "1 + t", function(t) return 1 + t end, { 2, 5, 10 } },
   { "t - 1", function(t) return t - 1 end, { 0, 3, 8 } },
   { "1 - t", function(t) return 1 - t end, { 0, -3, -8 } },
-  { "2 * t", function(t) return 2 * t end, { 2, 8, 18 } },
-  { "t / 2", function(t) return t / 2 end, { 0.5, 2, 4.5 } },
   { "36 / t", function(t) return 36 / t end, { 36, 9, 4 } },
-  { "t ^ 2", function(t) return t ^ 2 end, { 1, 16, 81 } },
   { "2 ^ u", function(_, u) return 2 ^ u end, { 4, 4, 8 } },
   { "add with alpha", function(t, u) return t:add(u, { alpha = 10 }) end, { 21, 24, 39 } },
   { "sub with alpha", function(t, u) return t:sub(u, { alpha = 2 }) end, { -3, 0, 3 } },
   { "add a number with alpha", function(t) return t:add(3, { alpha = 2 }) end, { 7, 10, 15 } },
-  { "mul", function(t) return t:mul(2) end, { 2, 8, 18 } },
-  { "sqrt", function(t) return t:sqrt() end, { 1, 2, 3 } },
-  { "rsqrt", function(t) return t:rsqrt() end, { 1, 0.5, 1 / 3 } },
-  { "exp and log", function(t) return t:log():exp() end, { 1, 4, 9 } },
-  { "abs", function(t) return (-t):abs() end, { 1, 4, 9 } },
-  { "relu", function(t) return (t - 5):relu() end, { 0, 0, 4 } },
   { "clamp both", function(t) return t:clamp(2, 5) end, { 2, 4, 5 } },
   { "clamp below", function(t) return t:clamp(2) end, { 2, 4, 9 } },
   { "clamp {max}", function(t) return t:clamp { max = 3 } end, { 1, 3, 3 } },
-  { "maximum", function(t, u) return t:maximum(u) end, { 2, 4, 9 } },
-  { "where", function(t, u) return ms.where(t:gt(u), t, u) end, { 2, 4, 9 } },
   { "where with numbers", function(t) return ms.where(t:gt(3), t, 0) end, { 0, 4, 9 } },
-  { "masked_fill", function(t) return t:masked_fill(t:gt(3), -1) end, { 1, -1, -1 } },
-  { "cumsum", function(t) return t:cumsum() end, { 1, 5, 14 } },
-  { "sigmoid", function(t) return (t * 0):sigmoid() end, { 0.5, 0.5, 0.5 } },
-  { "tanh", function(t) return (t * 0):tanh() end, { 0, 0, 0 } },
-  { "silu", function(t) return (t * 0):silu() end, { 0, 0, 0 } },
-  { "gelu", function(t) return (t * 0):gelu() end, { 0, 0, 0 } },
-  { "softmax", function(t) return (t * 0):softmax() end, { 1 / 3, 1 / 3, 1 / 3 } },
-  { "eq", function(t) return t:eq(4) end, { false, true, false } },
-  { "ne", function(t, u) return t:ne(u) end, { true, true, true } },
-  { "lt", function(t, u) return t:lt(u) end, { true, false, false } },
-  { "ge", function(t) return t:ge(4) end, { false, true, true } },
-  { "isnan", function(t) return (t * (0 / 0)):isnan() end, { true, true, true } },
-  { "isfinite", function(t) return (t * math.huge):isfinite() end, { false, false, false } },
   { "add_", function(t, u) return t:add_(u) end, { 3, 6, 12 } },
   { "add_ with alpha", function(t, u) return t:add_(u, { alpha = -1 }) end, { -1, 2, 6 } },
   { "sub_", function(t) return t:sub_(1) end, { 0, 3, 8 } },

@@ -134,15 +134,7 @@ local groups = {
     { "max along", function() local v, i = bad:max(1) return ms.stack { v, i } end, "[2] {nan 1}" },
     { "argmax", function() return bad:argmax() end, "[] 1" },
     { "argmin", function() return T({ nan, -inf }):argmin() end, "[] 0" },
-    { "maximum", function() return bad:maximum(T { 2, 2, nan }) end, "[3] {2 nan nan}" },
-    { "minimum", function() return T({ nan, 1 }):minimum(T { 0, nan }) end, "[2] {nan nan}" },
-    { "clamp", function() return T({ nan, 5 }):clamp(0, 1) end, "[2] {nan 1}" },
     { "clamp with crossed bounds", function() return T({ 0, 5 }):clamp(3, 1) end, "[2] {1 1}" },
-    { "relu", function() return T({ nan, -1 }):relu() end, "[2] {nan 0}" },
-    { "abs", function() return T({ -inf, nan }):abs() end, "[2] {inf nan}" },
-    { "eq", function() return bad:eq(bad) end, "[3] {true false true}" },
-    { "ne", function() return bad:ne(bad) end, "[3] {false true false}" },
-    { "lt, ge", function() return T({ nan }):lt(1):item() or T({ nan }):ge(1):item() end, "false" },
     { "equal", function() return bad:equal(bad) end, "false" },
     { "allclose", function() return bad:allclose(bad) end, "false" },
     { "allclose, equal_nan", function() return bad:allclose(bad, { equal_nan = true }) end, "true" },
@@ -150,8 +142,6 @@ local groups = {
     { "allclose of unlike infinities", function() return T({ inf }):allclose(T { -inf }) end, "false" },
     { "allclose of a number and an infinity", function() return T({ 1 }):allclose(T { inf }) end, "false" },
     { "allclose broadcasts", function() return ms.ones(2, 3):allclose(T(1)) end, "true" },
-    { "isnan", function() return bad:isnan() end, "[3] {false true false}" },
-    { "isfinite", function() return T({ inf, nan, 1 }):isfinite() end, "[3] {false false true}" },
     { "isfinite of integers", function() return ints({ 1 }):isfinite() end, "[1] {true}" },
     { "softmax with -inf", function() return T({ -inf, 0 }):softmax() end, "[2] {0 1}" },
     { "softmax of -inf", function() return T({ -inf, -inf }):softmax() end, "[2] {nan nan}" },
@@ -160,25 +150,10 @@ local groups = {
     { "logsumexp with inf", function() return T({ inf, 1 }):logsumexp() end, "[] inf" },
     { "norm", function() return bad:norm() end, "[] nan" },
     { "norm inf of NaN", function() return bad:norm(inf) end, "[] nan" },
-    { "norm inf", function() return T({ -3, 2 }):norm(inf) end, "[] 3" },
-    { "norm -inf", function() return T({ -3, 2 }):norm(-inf) end, "[] 2" },
     { "norm 0", function() return T({ -3, 0, 2 }):norm(0) end, "[] 2" },
-    { "norm 1", function() return T({ -3, 2 }):norm(1) end, "[] 5" },
-    { "norm 3", function() return T({ 3, 4, 5 }):norm(3) end, "[] 6" },
     { "norm of large numbers in float16", function() return half({ 300, 400 }):norm() end, "[] 500" },
-    { "log", function() return T({ 0, -1 }):log() end, "[2] {-inf nan}" },
-    { "sqrt", function() return T({ -1, 4 }):sqrt() end, "[2] {nan 2}" },
-    { "rsqrt", function() return T({ 0, 4 }):rsqrt() end, "[2] {inf 0.5}" },
-    { "exp", function() return T({ 1000, -1000 }):exp() end, "[2] {inf 0}" },
-    { "sigmoid", function() return T({ 1000, -1000 }):sigmoid() end, "[2] {1 0}" },
-    { "silu", function() return T({ 1000, -1000 }):silu() end, "[2] {1000 -0}" },
     { "gelu", function() return T({ inf, 1000, -1000 }):gelu() end, "[3] {inf 1000 -0}" },
-    { "tanh", function() return T({ inf, -inf, nan }):tanh() end, "[3] {1 -1 nan}" },
-    { "division by 0", function() return T({ 1, -1, 0 }) / 0 end, "[3] {inf -inf nan}" },
     { "division of integers by 0", function() return ints({ 1, 0 }) / ints { 0, 0 } end, "[2] {inf nan}" },
-    { "powers", function() return T({ 0, nan, -8, 2 }) ^ T { 0, 0, 1 / 3, -1 } end, "[4] {1 1 nan 0.5}" },
-    { "float16 overflows", function() return half { 65504 } * 2 end, "[1] {inf}" },
-    { "bfloat16 rounds to even", function() return half({ 256 }, "bfloat16") + 1 end, "[1] {256}" },
     { "sum of float16 in float32", function() return ms.ones(4096, { dtype = "float16" }):sum() end, "[] 4096" },
     { "prod", function() return T({ inf, 0 }):prod() end, "[] nan" },
     { "var of infinities", function() return T({ inf, 1 }):var() end, "[] nan" },
@@ -329,6 +304,12 @@ local groups = {
     4):add_(t:narrow(1, 1, 4)) return t end, "[5] {0 1 3 5 7}" },
     { "add_ of its transpose", function() local t = T { { 1, 2 }, { 3, 4 } } t:add_(t:t()) return t end,
     "[2, 2] {{2 5} {5 8}}" },
+    { "add_ of itself, and of its first row", function() local t = m:clone() t:add_(t) return t:add_(t[1]) end,
+    "[2, 3] {{4 8 12} {10 14 18}}" },
+    { "copy_ of its transpose", function() local t = T { { 1, 2 }, { 3, 4 } } return t:copy_(t:t()) end,
+    "[2, 2] {{1 3} {2 4}}" },
+    { "copy_ of its second elements", function() local t = ms.arange(6) t:narrow(1, 1, 3):copy_(t:view(3, 2):select(2, 2))
+    return t end, "[6] {1 3 5 3 4 5}" },
     { "mul_ by its first element", function() local t = T { 2, 3, 4 } t:mul_(t[1]) return t end, "[3] {4 6 8}" },
     { "add_ into an expanded one", function() return T({ 1 }):expand(3):add_(1) end, "error: clone%(%) it" },
     { "copy_ into an expanded one", function() return T({ 1 }):expand(3):copy_(T { 1, 2, 3 }) end,
@@ -427,11 +408,18 @@ describe("printing", function()
     it(("says what a tensor is and holds (%d)"):format(k), function() assert.are.equal(row[2], tostring(row[1])) end)
   end
 
-  it("keeps to 20 lines of 10 numbers, whatever the shape", function()
+  it("keeps to 20 lines of 10 numbers, whatever the shape, and leaves no tensors", function()
     for _, shape in ipairs { { 100, 3 }, { 5, 5, 5 }, { 2, 3, 4, 5 }, { 30, 30, 30 }, { 4, 4, 4, 4, 4, 4, 4, 4 },
-      { 2, 2, 2, 2, 2, 2, 2, 2 }, { 19, 1 },
+      { 2, 2, 2, 2, 2, 2, 2, 2 }, { 19, 1 }, { 1000, 1000 }, { 20, 2, 2, 2, 2 },
       { 20, 2, 2 }, { 6, 3, 2 }, { 1, 100, 1 }, { 40, 1, 1, 1 }, { 100000 }, { 7, 7, 7, 3, 3, 3 } } do
-      local out = tostring(ms.zeros(shape))
+      local t = ms.zeros(shape)
+      collectgarbage "stop"                     -- leftovers of other specs would be collected during the test
+      local before = ms.memory_stats().live_tensors
+      local out = tostring(t)
+      local after = ms.memory_stats().live_tensors
+      collectgarbage "restart"
+      assert.are.equal(before, after)
+      if #shape < 6 then assert.are.equal(select(2, out:gsub("%[", "")), select(2, out:gsub("%]", ""))) end
       local lines, values = 0, 0
       for line in out:gmatch "[^\n]+" do
         lines = lines + 1

@@ -150,37 +150,6 @@ describe("a tensor's fields", function()
   end)
 end)
 
-describe("tostring", function()
-  it("says what it is, then its values", function()
-    assert.are.equal("Tensor float32 [2, 2] cpu\n[[1., 2.],\n [3., 4.]]", tostring(ms.tensor { { 1, 2 }, { 3, 4 } }))
-    assert.are.equal("Tensor int64 [2] cpu\n[ 1, 20]", tostring(ms.tensor({ 1, 20 }, { dtype = "int64" })))
-    assert.are.equal("Tensor float32 [] cpu, requires_grad\n0.5000", tostring(ms.tensor(0.5, { requires_grad = true })))
-    assert.are.equal("Tensor float32 [0, 3] cpu", tostring(ms.zeros(0, 3)))
-    assert.are.equal("Tensor float32 [4] meta", tostring(ms.zeros(4, { device = "meta" })))
-    assert.are.equal("Tensor float32 [3] cpu\n[nan, inf, -inf]",
-      (tostring(ms.tensor { 0 / 0, math.huge, -math.huge }):gsub("  +", " ")
-      :gsub("%[ ", "[")))
-  end)
-
-  for _, shape in ipairs { { 1000 }, { 1000, 1000 }, { 3, 40, 50 }, { 2, 3, 4, 5 }, { 20, 2, 2, 2, 2 }, { 1, 1, 1 },
-    { 30, 1 } } do
-    it("takes at most 20 lines for " .. table.concat(shape, " x "), function()
-      local t = ms.rand(shape)
-      collectgarbage "stop"                     -- leftovers of other specs would be collected during the test
-      local before = ms.memory_stats().live_tensors
-      local text = tostring(t)
-      local after = ms.memory_stats().live_tensors
-      collectgarbage "restart"
-      assert.are.equal(before, after)
-      local lines = select(2, text:gsub("\n", "\n")) + 1
-      assert.is_true(lines <= 20, lines .. " lines")
-      for line in text:gmatch "[^\n]+" do assert.is_true(#line < 160) end
-      assert.matches("^Tensor float32 %[", text)
-      assert.are.equal(select(2, text:gsub("%[", "")), select(2, text:gsub("%]", "")))
-    end)
-  end
-end)
-
 describe("deepcopy", function()
   it("copies values and keeps sharing, and copies of leaves are leaves", function()
     local t = ms.tensor({ 1, 2 }, { requires_grad = true })
