@@ -129,6 +129,20 @@ describe("attention of", function()
     end)
   end
 
+  it("600 queries and keys has the values and gradients of softmax(q k^T) v", function()
+    local results, x = {}, {}
+    for k = 1, 4 do x[k] = ms.randn(2, 600, 32, { dtype = "float64" }) end
+    for turn = 1, 2 do
+      local q, k, v = x[1]:clone():requires_grad_(), x[2]:clone():requires_grad_(), x[3]:clone():requires_grad_()
+      local scores = q:matmul(k:transpose(2, 3)) / math.sqrt(32)
+      scores = scores:masked_fill(ms.ones(600, 600):triu(1):bool(), -math.huge)
+      local out = turn == 1 and sdpa(q, k, v, { is_causal = true }) or scores:softmax(3):matmul(v)
+      ;(out * x[4]):sum():backward()
+      results[turn] = { out:detach(), q.grad, k.grad, v.grad }
+    end
+    for k = 1, 4 do ms.testing.assert_close(results[1][k], results[2][k], { rtol = 1e-10, atol = 1e-11 }) end
+  end)
+
   it("a window, a soft cap and an offset has the gradients of finite differences", function()
     local o = { dtype = "float64", requires_grad = true }
     for _, size in ipairs { { 3, 17, 5, 14, 4 }, { 19, 21, 3, 2, 6 }, { 9, 70, 2, 50, 20 } } do
