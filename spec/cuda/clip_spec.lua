@@ -1,14 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- nn.utils.clip_grad_norm_ on a GPU, against the CPU.
 local ms = require "moonshard"
+local on_gpu = require "spec.support.on_gpu"()
 local clip = ms.nn.utils.clip_grad_norm_
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    ms.scope(fn)
-  end)
-end
 
 --- Parameters with gradients on the CPU, and copies on these devices: shapes from one element to several blocks, and a
 --- gradient that is not aligned to 16 bytes.

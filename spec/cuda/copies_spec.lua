@@ -3,15 +3,8 @@
 --- whole and partial tiles, rows of odd lengths, and views that are not aligned to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
+local on_gpu = require "spec.support.on_gpu"(11)
 local F = ms.nn.F
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    ms.manual_seed(11)
-    ms.scope(fn)
-  end)
-end
 
 --- The same numbers on the CPU and on the GPU, from `skip` elements into their storages.
 local function draw(dtype, shape, skip)

@@ -1,19 +1,13 @@
 -- SPDX-License-Identifier: MIT
 --- Products on the emulated GPU through the stand-in for cuBLASLt (spec/support/cuda/cublaslt.cpp), and what the
 --- stand-in refuses.
-local lfs = require "lfs"
 local ffi = require "ffi"
 local process = require "spec.support.process"
+local it_built = require "spec.support.it_built"("standin/libcublasLt_standin.so.13",
+  "this build has no emulated GPU: there is no g++")
 
 local build = process.build
 local library = build .. "/standin/libcublasLt_standin.so.13"
-
-local function it_built(name, fn)
-  it(name, function()
-    if not lfs.attributes(library) then return pending "this build has no emulated GPU: there is no g++" end
-    fn()
-  end)
-end
 
 --- Runs a script on the emulated GPU in a process of its own; returns its output and errors. In the script, `standin`
 --- is the stand-in's library, which counts its calls.

@@ -4,6 +4,8 @@
 --- emulated GPU a stand-in for cuDNN computes the graphs (spec/support/cuda/cudnn).
 local lfs = require "lfs"
 local process = require "spec.support.process"
+local it_built = require "spec.support.it_built"("standin/libcudnn_standin.so.9",
+  "this build has no emulated GPU: there is no g++")
 
 local here = process.root .. "/spec/support/cuda/cudnn"
 
@@ -114,13 +116,6 @@ describe("attention by the stand-in for cuDNN", function()
     assert.are.equal(0, job.code, job.stderr)
     return job.stdout, job.stderr
   end
-  local function it_built(name, fn)
-    it(name, function()
-      if not lfs.attributes(library) then return pending "this build has no emulated GPU: there is no g++" end
-      fn()
-    end)
-  end
-
   it_built("is right, in every mode of the emulated GPU", function()
     for _, modes in ipairs { "", "seed:1,late,chunks,warps,shared,align" } do
       local out = script([[

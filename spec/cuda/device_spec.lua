@@ -2,25 +2,14 @@
 --- Device "cuda", on the emulated GPU if there is no other (MOONSHARD_CUDA, set by spec/support/helper.lua).
 local ms = require "moonshard"
 local collected = require "spec.support.collected"
+local message = require "spec.support.message"
 local process = require "spec.support.process"
+local on_gpu = require "spec.support.on_gpu"()
 local nn = ms.nn
 
 local there = ms.cuda.is_available()
 local many = ms.cuda.device_count() > 1
 local emulated = there and ms.cuda.device_name():find "^emulated" ~= nil
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not there then return pending(ms.cuda.why_unavailable()) end
-    ms.scope(fn)
-  end)
-end
-
-local function message(fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  return tostring(text)
-end
 
 describe("ms.cuda", function()
   it("gives the reason why there is no GPU", function()
@@ -187,20 +176,7 @@ describe("tensors on cuda", function()
     assert.is_true(t:isfinite():all():item())
   end)
 
-  on_gpu("hold the random numbers of the CPU, bit by bit", function()
-    for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
-      for _, n in ipairs { 1, 7, 1000 } do
-        ms.manual_seed(11)
-        local a, b = ms.randn(n, { dtype = dtype }), ms.rand(n, { dtype = dtype })
-        local mask = nn.F.dropout(ms.ones(n), 0.3, { training = true })
-        ms.manual_seed(11)
-        local c, d = ms.randn(n, { dtype = dtype, device = "cuda" }), ms.rand(n, { dtype = dtype, device = "cuda" })
-        local there_mask = nn.F.dropout(ms.ones(n, { device = "cuda" }), 0.3, { training = true })
-        assert.is_true(c:to("cpu"):equal(a))
-        assert.is_true(d:to("cpu"):equal(b))
-        assert.is_true(there_mask:to("cpu"):equal(mask))
-      end
-    end
+  on_gpu("hold the random numbers of the CPU, bit by bit (others: copies_spec)", function()
     ms.manual_seed(3)
     local whole = ms.randint(-50, 1000, { 4097 })
     ms.manual_seed(3)
@@ -271,30 +247,6 @@ describe("tensors on cuda", function()
       end
     end)
   end
-
-  on_gpu("train convolutions and batch norms as the CPU does", function()
-    local losses = {}
-    for _, device in ipairs { "cpu", "cuda" } do
-      ms.manual_seed(5)
-      local model = nn.Sequential(nn.Conv2d(2, 4, 3, { padding = 1 }), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 3, 2, { stride = 2, bias = false }), nn.BatchNorm2d(3))
-      local x, target = ms.randn(4, 2, 6, 6), ms.randn(4, 3, 3, 3)
-      model:to(device)
-      local optimizer = ms.optim.SGD(model:parameters(), { lr = 0.1 })
-      losses[device] = {}
-      for step = 1, 4 do
-        local loss = nn.F.mse_loss(model(x:to(device)), target:to(device))
-        optimizer:zero_grad()
-        loss:backward()
-        optimizer:step()
-        losses[device][step] = loss:item()
-      end
-      model:eval()
-      losses[device][5] = nn.F.mse_loss(model(x:to(device)), target:to(device)):item()
-    end
-    for step = 1, 5 do assert.near(losses.cpu[step], losses.cuda[step], 1e-5 * math.abs(losses.cpu[step])) end
-    assert.is_true(losses.cuda[4] < losses.cuda[1])
-  end)
 
   on_gpu("report an id out of range when the host next waits", function()
     local w = ms.zeros(5, 2, { device = "cuda" })
@@ -394,34 +346,6 @@ describe("tensors on cuda", function()
 end)
 
 describe("models on cuda", function()
-  on_gpu("train as on the CPU: an MLP with AdamW and clipping", function()
-    local function train(device)
-      ms.manual_seed(5)
-      local model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)):to(device)
-      local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.01 })
-      local x = ms.randn(32, 8):to(device)
-      local y = ms.randint(0, 4, { 32 }):to(device)
-      local losses, norms = {}, {}
-      for step = 1, 5 do
-        local loss = nn.F.cross_entropy(model(x), y)
-        loss:backward()
-        norms[step] = nn.utils.clip_grad_norm_(model:parameters(), 0.5):item()
-        optimizer:step()
-        optimizer:zero_grad()
-        losses[step] = loss:item()
-      end
-      local state = model:state_dict()
-      return losses, norms, state["1.weight"]:to "cpu"
-    end
-    local a, na, wa = train "cpu"
-    local b, nb, wb = train "cuda"
-    for k = 1, 5 do
-      assert.is_near(a[k], b[k], 1e-5)
-      assert.is_near(na[k], nb[k], 1e-5)
-    end
-    ms.testing.assert_close(wb, wa, { rtol = 1e-4, atol = 1e-5 })
-  end)
-
   on_gpu("take a GPT's step as on the CPU, in float32 and bfloat16", function()
     local GPT = require "moonshard.models.gpt"
     for _, dtype in ipairs { "float32", "bfloat16" } do

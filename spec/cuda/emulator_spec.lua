@@ -2,6 +2,7 @@
 --- The modes of the emulated GPU (MOONSHARD_EMULATOR): each finds faults that pass unnoticed without it, or makes a
 --- CUDA function fail.
 local process = require "spec.support.process"
+local it_built = require "spec.support.it_built"("libmoonshard_cuda_planted.so", "this build has no emulated GPU")
 
 local build = process.build
 local planted = build .. "/libmoonshard_cuda_planted.so"
@@ -23,13 +24,6 @@ local function result(program, modes)
   assert.are_not.equal("2", printed, program)
   if printed then return printed == "0" and "right" or "wrong" end
   return job.stderr:match "emulated GPU: [^\n]*" or ("status %s, %s"):format(job.code, job.stderr)
-end
-
-local function it_built(name, fn)
-  it(name, function()
-    if not require("lfs").attributes(planted) then return pending "this build has no emulated GPU" end
-    fn()
-  end)
 end
 
 local all = ",late,chunks,warps,shared,align"

@@ -2,14 +2,7 @@
 --- Attention in tiles on the GPU (kernels/cuda/attention/flash.cu): its results compared with the CPU's in float64, the
 --- tiles that it visits, and the memory that it takes.
 local ms = require "moonshard"
-
-local there = ms.cuda.is_available()
-local function on_gpu(name, fn)
-  it(name, function()
-    if not there then return pending(ms.cuda.why_unavailable()) end
-    ms.scope(fn)
-  end)
-end
+local on_gpu = require "spec.support.on_gpu"()
 
 local function relative(got, expected)
   expected = expected:to "cpu"

@@ -4,16 +4,9 @@
 --- to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
+local on_gpu = require "spec.support.on_gpu"(5)
 
 local bounds = { float64 = 1e-12, float32 = 1e-5, bfloat16 = 1e-2, float16 = 2e-3 }
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    ms.manual_seed(5)
-    ms.scope(fn)
-  end)
-end
 
 --- Few different values, so that extremes occur more than once, on the GPU and in float64 on the CPU.
 local function draw(dtype, shape, skip)
@@ -22,12 +15,7 @@ local function draw(dtype, shape, skip)
   return x, x64
 end
 
-local function check(got, want, dtype, text)
-  local g = got:to "cpu":to "float64"
-  assert.same({ unpack(want.shape) }, { unpack(g.shape) }, text)
-  local off = (g - want):norm():item() / math.max(want:norm():item(), 1e-3)
-  assert.is_true(off <= bounds[dtype], ("%s: relative error %g"):format(text, off))
-end
+local function check(got, want, dtype, text) gpu.near(got, want, bounds[dtype], text) end
 
 for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
   describe("on a GPU a reduction of " .. dtype, function()

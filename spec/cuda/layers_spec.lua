@@ -3,18 +3,11 @@
 --- are no multiple of 16 bytes, channels whose elements are not adjacent, and views that are not aligned to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
+local on_gpu = require "spec.support.on_gpu"(13)
 local F = ms.nn.F
 
 local bounds = { float64 = 1e-11, float32 = 2e-5, bfloat16 = 2e-2, float16 = 3e-3 }
 local DTYPES = { "float32", "bfloat16", "float16", "float64" }
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    ms.manual_seed(13)
-    ms.scope(fn)
-  end)
-end
 
 --- Leaves with the same random numbers on the GPU, from `skip` elements into their storage, and on the CPU.
 local function leaves(dtype, shape, skip, twin)
@@ -22,12 +15,7 @@ local function leaves(dtype, shape, skip, twin)
   return there:detach():requires_grad_(true), host:detach():requires_grad_(true)
 end
 
-local function near(got, want, dtype, text)
-  local g = got:detach():to "cpu":to "float64"
-  assert.same({ unpack(want.shape) }, { unpack(g.shape) }, text)
-  local off = (g - want:detach()):norm():item() / math.max(want:detach():norm():item(), 1e-3)
-  assert.is_true(off <= bounds[dtype], ("%s: relative error %g"):format(text, off))
-end
+local function near(got, want, dtype, text) gpu.near(got, want, bounds[dtype], text) end
 local function same(got, want, text) assert.is_true(want:detach():equal(got:detach():to "cpu"), text) end
 
 for _, dtype in ipairs(DTYPES) do

@@ -4,16 +4,10 @@
 local lfs = require "lfs"
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
+local it_built = require "spec.support.it_built"("standin/libnccl_standin.so.2",
+  "this build has no emulated GPU: there is no g++")
 
 local build = process.build
-local built = lfs.attributes(build .. "/standin/libnccl_standin.so.2") ~= nil
-
-local function it_built(name, fn)
-  it(name, function()
-    if not built then return pending "this build has no emulated GPU: there is no g++" end
-    fn()
-  end)
-end
 
 --- Runs a job over NCCL's stand-in. given: further variables, such as MOONSHARD_NCCL_STANDIN for its faults.
 local function job(n, script, given)

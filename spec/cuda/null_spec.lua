@@ -1,8 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- The null device (MOONSHARD_CUDA=null): the CUDA plugin with a CUDA runtime that only counts calls; and limits on the
 --- launches, waits and memory of a training step.
-local lfs = require "lfs"
 local process = require "spec.support.process"
+local it_built = require "spec.support.it_built"("libmoonshard_cuda_null.so",
+  "this build has no null device: there is no nvcc")
 
 local build = process.build
 
@@ -29,15 +30,6 @@ local function numbers(source, env, ranks)
 end
 
 describe("the null device", function()
-  local function it_built(name, fn)
-    it(name, function()
-      if not lfs.attributes(build .. "/libmoonshard_cuda_null.so") then
-        return pending "this build has no null device: there is no nvcc"
-      end
-      fn()
-    end)
-  end
-
   it("is refused where it is not built, with the reason", function()
     local folder = process.temp_folder()
     for _, name in ipairs { "libmoonshard.so", "moonshard_cdef.h" } do

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The plugin that nvcc builds: its target processors, exported symbols and dependencies.
 local process = require "spec.support.process"
+local it_built = require "spec.support.it_built"("libmoonshard_cuda.so", "this build has no CUDA plugin")
 
 local build = process.build
 local plugin = build .. "/libmoonshard_cuda.so"
@@ -10,13 +11,6 @@ local function output(line)
   local text = f:read "*a"
   f:close()
   return text
-end
-
-local function it_built(name, fn)
-  it(name, function()
-    if not require("lfs").attributes(plugin) then return pending "this build has no CUDA plugin" end
-    fn()
-  end)
 end
 
 describe("the CUDA plugin", function()

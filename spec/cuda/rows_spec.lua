@@ -3,6 +3,7 @@
 --- computes, rows whose length is no multiple of 16 bytes, and views that begin at odd elements.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
+local on_gpu = require "spec.support.on_gpu"(7)
 local F = ms.nn.F
 
 local bounds = { float64 = 1e-12, float32 = 2e-5, bfloat16 = 1e-2, float16 = 2e-3 }
@@ -16,20 +17,7 @@ local function draw(dtype, shape, skip, requires)
   return there, twin
 end
 
---- Whether got is as close to want as its dtype allows, relative to want's norm.
-local function check(got, want, dtype, name)
-  local g = got:detach():to "cpu":to "float64"
-  local off = (g - want:detach()):norm():item() / math.max(want:detach():norm():item(), 1e-3)
-  assert.is_true(off <= bounds[dtype], ("%s: relative error %g"):format(name, off))
-end
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    ms.manual_seed(7)
-    ms.scope(fn)
-  end)
-end
+local function check(got, want, dtype, text) gpu.near(got, want, bounds[dtype], text) end
 
 describe("a kernel of rows", function()
   for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do

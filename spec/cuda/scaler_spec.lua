@@ -2,14 +2,8 @@
 --- Gradient scalers on a GPU, which decides by itself whether a step is skipped, against the CPU.
 local engine = require "moonshard.core.ffi"
 local ms = require "moonshard"
+local on_gpu = require "spec.support.on_gpu"()
 local optim, amp = ms.optim, ms.amp
-
-local function on_gpu(name, fn)
-  it(name, function()
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    ms.scope(fn)
-  end)
-end
 
 -- Multiples of 1/16: the CPU's steps count subnormal numbers as 0, and float16 has large ones.
 local function draw(n, dtype) return (ms.randint(-40, 40, { n }):to "float32" / 16):to(dtype) end

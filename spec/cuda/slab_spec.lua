@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Large blocks of a GPU's memory, on the emulated GPU with chunks and slabs as on a real one.
 local process = require "spec.support.process"
+local on_gpu = require "spec.support.on_gpu"()
 
 --- Runs a script; returns its output. `MiB(n)` makes a tensor of n MiB, `at` its address, `reserved()` is in MiB.
 local function run(source, env)
@@ -15,14 +16,6 @@ local function run(source, env)
   ]] .. source, given)
   assert.are.equal(0, job.code, job.stdout .. job.stderr)
   return job.stdout
-end
-
-local function on_gpu(name, fn)
-  it(name, function()
-    local ms = require "moonshard"
-    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
-    fn()
-  end)
 end
 
 describe("large blocks on a GPU", function()
