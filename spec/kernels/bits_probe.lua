@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Prints a checksum of the bits of many operators' results. large_spec.lua runs it under several settings.
+--- Prints a checksum of the bits of many operators' results: the same on every processor and for any number of threads
+--- (spec/runtime/bits_spec.lua, scripts/test --arm64).
 local root = arg[1]
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
 local F = require "moonshard.core.ffi"
@@ -7,7 +8,6 @@ local samples = require "spec.support.samples"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
 local one = samples.one
-lib.ms_set_num_threads(tonumber(os.getenv "THREADS") or 2)
 lib.ms_rng_set(3, 0)
 
 local function randn(dtype, ...)

@@ -1,9 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Sizes that the generic specs do not reach: tiles, segments, strips and threads of the CPU kernels, compared with
---- plain loops in double; and bits that depend neither on threads nor on the instruction set.
+--- plain loops in double.
 local F = require "moonshard.core.ffi"
 local samples = require "spec.support.samples"
-local process = require "spec.support.process"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
 local one = samples.one
@@ -278,26 +277,4 @@ describe("large tensors:", function()
       for k = 0, n - 1 do assert(values[k] >= 0 and values[k] < 1) end
     end
   end)
-end)
-
-describe("bits", function()
-  local probe = process.root .. "/spec/kernels/bits_probe.lua"
-  local function sums(env)
-    local out = os.tmpname()
-    local child = process.start({ "luajit", probe, process.root }, { stdout = out, stderr = out .. ".err", env = env })
-    local code = child:wait(60)
-    local text, err = process.read(out), process.read(out .. ".err")
-    os.remove(out)
-    os.remove(out .. ".err")
-    if code ~= 0 or #text < 100 then error(("exit %s: %s"):format(tostring(code), err), 0) end
-    return text
-  end
-  local reference
-  for _, env in ipairs { { THREADS = "2" }, { MOONSHARD_ISA = "v3" }, { MOONSHARD_ISA = "v1" } } do
-    local name, value = next(env)
-    it(("don't change with %s=%s"):format(name, value), function()
-      reference = reference or sums { THREADS = "1" }
-      assert.are.equal(reference, sums(env))
-    end)
-  end
 end)
