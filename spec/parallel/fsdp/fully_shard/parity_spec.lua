@@ -5,7 +5,7 @@ local ranks = require "spec.support.ranks"
 local MODELS = { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order", "transformer_lm" }
 
 local parity = require "spec.support.sharded_parity"
-local load, shard, compare = parity.load, parity.shard, parity.compare
+local load, compare = parity.load, parity.compare
 
 local function layout(name, fn)
   local fully_shard = require "moonshard.parallel.fsdp.fully_shard"
@@ -43,23 +43,6 @@ for world = 1, 4 do
       compare(def, rank, world, {}, 3)
     end)
 
-    it("trains a module that is used twice, and one that is not used", function(rank)
-      local ms = load()
-      local Twice = ms.nn.Module:extend "Twice"
-      function Twice:init(kind)
-        self.once, self.again, self.never = ms.nn.Linear(4, 4, kind), ms.nn.Linear(4, 4, kind), ms.nn.Linear(4, 4, kind)
-      end
-      function Twice:forward(x) return self.again(self.once(self.again(x):tanh()):tanh()) end
-      local def = {
-        make = function(kind) return Twice(kind) end,
-        units = function(m) return { m.once, m.again, m.never } end,
-        optim = function(params) return ms.optim.SGD(params, { lr = 1e-2, momentum = 0.9 }) end,
-        loss = function(m, r, step, golden) return m(golden.x_of({ 3, 4 }, r, step)):sum() end,
-      }
-      compare(def, rank, world, {}, 3)
-      compare(def, rank, world, { reshard_after_forward = true }, 3)
-    end)
-
     it("trains a parameter that two modules of a unit share", function(rank)
       local ms = load()
       local Tied = ms.nn.Module:extend "Tied"
@@ -75,51 +58,6 @@ for world = 1, 4 do
         loss = function(m, r, step, golden) return m(golden.x_of({ 3, 5 }, r, step)):sum() end,
       }
       compare(def, rank, world, {}, 3)
-    end)
-
-    it("trains through activation checkpoints, inside and around units", function(rank)
-      local ms = load()
-      local around
-      local Net = ms.nn.Module:extend "Net"
-      function Net:init(kind)
-        self.a, self.b, self.c = ms.nn.Linear(4, 6, kind), ms.nn.Linear(6, 6, kind), ms.nn.Linear(6, 4, kind)
-      end
-      function Net:forward(x)
-        x = self.a(x):tanh()
-        if around then x = ms.checkpoint(function(y) return self.b(y):tanh() end, x)
-        else x = self.b(x):tanh() end
-        return self.c(x)
-      end
-      local def = {
-        make = function(kind) return Net(kind) end,
-        units = function(m) return { m.a, m.b, m.c } end,
-        optim = function(params) return ms.optim.SGD(params, { lr = 1e-2 }) end,
-        loss = function(m, r, step, golden)
-          around = rawget(m, "_fsdp") ~= nil
-          return m(golden.x_of({ 3, 4 }, r, step)):sum()
-        end,
-      }
-      compare(def, rank, world, { reshard_after_forward = true }, 3)
-    end)
-
-    it("clips by the norm over all ranks", function(rank)
-      local ms, fsdp, golden = load()
-      golden.phase = 0
-      local def = require "spec.support.models.mlp_stack"
-      local reference, model = def.make { dtype = "float64" }, def.make { dtype = "float64" }
-      golden.fill(reference)
-      golden.fill(model)
-      shard(def, model)
-      for _, norm_type in ipairs { 2, 1, math.huge } do
-        for r = 0, world - 1 do (def.loss(reference, r, 0, golden) / world):backward() end
-        def.loss(model, rank, 0, golden):backward()
-        local want = ms.nn.utils.clip_grad_norm_(reference:parameters(), 0.5, { norm_type = norm_type })
-        local got = ms.nn.utils.clip_grad_norm_(model:parameters(), 0.5, { norm_type = norm_type })
-        assert.near(want:item(), got:item(), 1e-9 * want:item())
-        fsdp.check_sharded_parity(reference, model)
-        reference:zero_grad()
-        model:zero_grad()
-      end
     end)
   end)
 end

@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- When units gather, reshard and reduce: counts and bytes by dist.record, order by fsdp.record
---- (docs/semantics.md#lifecycle), switches for accumulation (docs/semantics.md#accumulation), prefetch lists, units of
---- several modules.
+--- (docs/semantics.md#lifecycle), switches for accumulation (docs/semantics.md#accumulation), prefetch lists.
 local ranks = require "spec.support.ranks"
 
 -- A chain of blocks whose input requires a gradient, as an embedding's output does; whole: not sharded.
@@ -423,43 +422,5 @@ ranks.describe(2, "parameters", function()
       ms.scope(function() model(ms.ones(2, 4)):sum():backward() end)
       for name in model:named_parameters() do assert.equal(step, seen[name]) end
     end
-  end)
-end)
-
-ranks.describe(2, "a unit of several modules", function()
-  local function pair()
-    local ms = require "moonshard"
-    local Net = ms.nn.Module:extend "Net"
-    function Net:init()
-      for _, name in ipairs { "a", "b" } do self[name] = ms.nn.Linear(4, 4) end
-    end
-    function Net:forward(x, both)
-      x = self.a(x)
-      return both and self.b(x) or x
-    end
-    ms.manual_seed(2)
-    local model = Net()
-    ms.fsdp.fully_shard { model.a, model.b }
-    return ms.fsdp.fully_shard(model), ms
-  end
-
-  it("gathers at the first and reshards after the last", function()
-    local model, ms = pair()
-    local events = ms.fsdp.record(function() model(ms.ones(2, 4), true):sum():backward() end)
-    assert.same({ "a, b", "a, b" }, names(events, "unshard"))
-    assert.is_truthy(model.a.weight.grad)
-    assert.is_truthy(model.b.weight.grad)
-  end)
-
-  it("warns once of modules that did not run, and trains the others", function()
-    local model, ms = pair()
-    local warned = ms.catch_warnings(function()
-      for _ = 1, 2 do ms.scope(function() model(ms.ones(2, 4), false):sum():backward() end) end
-    end)
-    assert.equal(1, #warned)
-    assert.matches("^1 of the 2 modules passed to fully_shard did not run forward before backward", warned[1])
-    assert.is_truthy(model.a.weight.grad)
-    assert.is_nil(model.b.weight.grad)
-    assert.has_error(function() return model.a.weight:sum() end)
   end)
 end)
