@@ -3,10 +3,7 @@
 --- go through windows in CPU memory where they cannot map it. Both give the bits of the CPU.
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.dist
-end
+local load = require "spec.support.load"
 
 -- Ways in which ranks reach each other's memory, and the environments that lead to them. Where a CUDA function is named,
 -- its first call fails on every rank. `all`: with every dtype, on 2 and 3 ranks. The other ways lead to the same kernels
@@ -44,7 +41,7 @@ for _, way in ipairs(ways) do
       for _, dtype in ipairs(way.all and { "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8" }
         or { "float32" }) do
         it("reduce in rank order: " .. dtype, function(rank)
-          local ms, dist = load()
+          local ms, _, dist = load()
           local kinds = dtype:find "float" and { "sum", "avg", "max", "min", "prod" } or { "sum", "max", "min", "prod" }
           for _, kind in ipairs(kinds) do
             for _, n in ipairs { 1, 63, 5000 } do
@@ -69,7 +66,7 @@ for _, way in ipairs(ways) do
       end
 
       it("move bytes as on the CPU", function(rank)
-        local ms, dist = load()
+        local ms, _, dist = load()
         for _, n in ipairs { 1, 63, 40000, 300000 } do
           both("all_gather " .. n, function(device)
             local out = ms.zeros(n * world, { device = device })
@@ -96,7 +93,7 @@ for _, way in ipairs(ways) do
       end)
 
       it("accept a tensor of the CPU on one rank", function(rank)
-        local ms, dist = load()
+        local ms, _, dist = load()
         for _, n in ipairs { 5, 40000 } do
           local t = values(rank, "float32", n, rank == 0 and "cpu" or "cuda")
           dist.all_reduce(t)
@@ -112,7 +109,7 @@ for _, way in ipairs(ways) do
       end)
 
       it("keep their order, also in the background and over groups", function(rank)
-        local ms, dist = load()
+        local ms, _, dist = load()
         local pair = dist.new_group { 0, 1 }
         for round = 1, 30 do
           ms.scope(function()
@@ -141,7 +138,7 @@ for _, way in ipairs(ways) do
       end)
 
       it("wait for a peer's earlier collective in another group, which its GPU has not run yet", function(rank)
-        local ms, dist = load()
+        local ms, _, dist = load()
         local lib, pair = require("moonshard.core.ffi").lib, dist.new_group { 0, 1 }
         for round = 1, 3 do
           ms.scope(function()

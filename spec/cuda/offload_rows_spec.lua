@@ -3,10 +3,7 @@
 --- emulated GPU if there is no other). Results equal those without it.
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp
-end
+local load = require "spec.support.load"
 local own = "cuda:" .. require "moonshard".cuda.current_device()  -- this rank's GPU, one of the two that ranks share
 
 -- Comparisons with unsharded training are in float64: Adam magnifies rounding errors of small gradients.
@@ -18,7 +15,7 @@ end
 
 -- Applies fully_shard to the third layer, then to the whole.
 local function shard(model, options)
-  local _, _, fsdp = load()
+  local _, _, _, fsdp = load()
   fsdp.fully_shard(model[3], options)
   return fsdp.fully_shard(model, options)
 end
@@ -30,7 +27,7 @@ local function input(rank, step, dtype)
 end
 
 local function offloaded(more)
-  local _, _, fsdp = load()
+  local _, _, _, fsdp = load()
   local options = { offload_policy = fsdp.CPUOffloadPolicy() }
   for key, value in pairs(more or {}) do options[key] = value end       -- order does not matter: a copy
   return options
@@ -59,7 +56,7 @@ for world = 1, 4 do
     for _, more in ipairs(settings) do
       it("trains as unsharded training does, reshard_after_forward = " .. tostring(more.reshard_after_forward),
         function(rank)
-        local ms, _, fsdp = load()
+        local ms, _, _, fsdp = load()
         local reference, model = build(), shard(build():to "cuda", offloaded(more))
         local a, b = ms.optim.Adam(reference:parameters(), { lr = 0.01 }),
           ms.optim.Adam(model:parameters(), { lr = 0.01 })
@@ -85,7 +82,7 @@ for world = 1, 4 do
     end
 
     it("gives the gradients that it gives without offload, to the bit", function(rank)
-      local _, _, fsdp = load()
+      local _, _, _, fsdp = load()
       for _, policy in ipairs {
         {}, { param_dtype = "bfloat16" }, { param_dtype = "bfloat16", reduce_dtype = "float32" },
         { reduce_dtype = "bfloat16" },
@@ -112,7 +109,7 @@ for world = 1, 4 do
     end)
 
     it("accumulates gradients on the device while they are not synchronised", function(rank)
-      local ms, _, fsdp = load()
+      local ms, _, _, fsdp = load()
       local reference, model = build(), shard(build():to "cuda", offloaded())
       for round = 1, 2 do                                               -- the second round accumulates
         for part = 1, 3 do
@@ -129,7 +126,7 @@ for world = 1, 4 do
     end)
 
     it("clips by the norm over all ranks", function(rank)
-      local ms, nn, fsdp = load()
+      local ms, nn, _, fsdp = load()
       local reference, model = build(), shard(build():to "cuda", offloaded())
       for _, norm_type in ipairs { 1, 2, math.huge } do
         for r = 0, world - 1 do (reference(input(r, 1)):pow(2):sum() / world):backward() end
@@ -144,7 +141,7 @@ for world = 1, 4 do
     end)
 
     it("saves and loads model and optimizer, whole and sharded", function(rank)
-      local ms, _, fsdp = load()
+      local ms, _, _, fsdp = load()
       local model = shard(build():to "cuda", offloaded())
       local optimizer = ms.optim.Adam(model:parameters(), { lr = 0.01 })
       local function step(m, o, k)
@@ -174,7 +171,7 @@ for world = 1, 4 do
     end)
 
     it("takes pin_memory, which changes no number and no device", function(rank)
-      local _, _, fsdp = load()
+      local _, _, _, fsdp = load()
       assert.equal("CPUOffloadPolicy(pin_memory = true)", tostring(fsdp.CPUOffloadPolicy()))
       local outs = {}
       for k, pins in ipairs { true, false } do
@@ -189,7 +186,7 @@ for world = 1, 4 do
     end)
 
     it("uses the device of its mesh if the module is on the CPU or on meta", function(rank)
-      local ms, nn, fsdp = load()
+      local ms, nn, _, fsdp = load()
       local function model_with_buffer()
         local m = build()
         m[1]:register_buffer("scale", ms.ones(1), { persistent = false })
@@ -219,7 +216,7 @@ for world = 1, 4 do
     end)
 
     it("refuses parameters that a script has moved away from the CPU", function(rank)
-      local _, nn, fsdp = load()
+      local _, nn, _, fsdp = load()
       local model = nn.Sequential(nn.Linear(8, 8, { bias = false })):to("float64"):to "cuda"
       fsdp.fully_shard(model, offloaded())
       model:to "cuda"
@@ -271,7 +268,7 @@ end
 
 ranks.describe(4, "fully_shard with CPU offload over a 2-d mesh #cuda", function()
   it("reduces over shards and replicas, and shows the hook what was reduced", function(rank)
-    local ms, _, fsdp = load()
+    local ms, _, _, fsdp = load()
     local mesh = ms.dist.init_device_mesh("cuda", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
     local reference, model = build(), shard(build(), offloaded { mesh = mesh })
     local devices = {}

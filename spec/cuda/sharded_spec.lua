@@ -3,10 +3,7 @@
 --- CPU memory. Results equal those on the CPU, and those without sharding.
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist, ms.fsdp
-end
+local load = require "spec.support.load"
 local own = "cuda:" .. require "moonshard".cuda.current_device()  -- this rank's GPU, one of the two that ranks share
 
 for _, world in ipairs { 1, 2, 4 } do

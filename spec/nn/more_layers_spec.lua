@@ -7,11 +7,7 @@ local collected = require "spec.support.collected"
 local message = require "spec.support.message"
 local raises = require "spec.support.raises"
 
-local function names(iterator)
-  local list = {}
-  for name in iterator do list[#list + 1] = name end
-  return table.concat(list, " ")
-end
+local names = require "spec.support.names"
 
 describe("group_norm and instance_norm", function()
   -- By definition, from other operators. groups: nil for instance_norm.

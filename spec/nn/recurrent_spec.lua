@@ -6,11 +6,7 @@ local nn = ms.nn
 local collected = require "spec.support.collected"
 local raises = require "spec.support.raises"
 
-local function names(m)
-  local list = {}
-  for name in m:named_parameters() do list[#list + 1] = name end
-  return table.concat(list, " ")
-end
+local names = require "spec.support.names"
 local function shape(t) return table.concat(t.shape, " ") end
 
 describe("recurrent layers", function()
@@ -18,11 +14,11 @@ describe("recurrent layers", function()
 
   it("have PyTorch's names, in its order", function()
     assert.equal("weight_ih_l0 weight_hh_l0 bias_ih_l0 bias_hh_l0 weight_ih_l0_reverse weight_hh_l0_reverse bias_ih_l0_reverse bias_hh_l0_reverse",
-      names(nn.GRU(2, 3, { bidirectional = true })))
+      names(nn.GRU(2, 3, { bidirectional = true }):named_parameters()))
     local m = nn.LSTM(2, 3, 2, { bias = false })
-    assert.equal("weight_ih_l0 weight_hh_l0 weight_ih_l1 weight_hh_l1", names(m))
+    assert.equal("weight_ih_l0 weight_hh_l0 weight_ih_l1 weight_hh_l1", names(m:named_parameters()))
     assert.equal("12 3", shape(m.weight_ih_l1))
-    assert.equal("weight_ih weight_hh bias_ih bias_hh", names(nn.LSTMCell(2, 3)))
+    assert.equal("weight_ih weight_hh bias_ih bias_hh", names(nn.LSTMCell(2, 3):named_parameters()))
   end)
 
   it("start uniform in +-1/sqrt(hidden_size)", function()

@@ -5,11 +5,7 @@ local F, nn = ms.nn.F, ms.nn
 
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 local function list(t) return t:tolist() end
-local function refuses(text, fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.are.equal(text, (message:gsub("^[^\n]-:%d+: ", "")))
-end
+local refuses = require "spec.support.raises"
 
 describe("scatter_reduce", function()
   it("without self finds the extremes of the largest and the lowest int64", function()

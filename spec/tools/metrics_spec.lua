@@ -2,6 +2,7 @@
 --- Metrics: against plain counting, over batches and over ranks.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
+local refuses = require "spec.support.raises"
 local metrics, dist = ms.metrics, ms.dist
 
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
@@ -103,11 +104,6 @@ describe("metrics", function()
   end)
 
   it("refuse what does not fit", function()
-    local function refuses(text, fn)
-      local ok, message = pcall(fn)
-      assert.is_false(ok)
-      assert.are.equal(text, (message:gsub("^[^\n]-:%d+: ", "")))
-    end
     refuses("Accuracy: predictions of shape [2] do not fit classes of shape [3]; expected scores [N, C, ...] or classes "
       .. "[N, ...]", function() metrics.Accuracy():update(ids { 0, 1 }, ids { 0, 1, 1 }) end)
     refuses("F1: the targets have class 3, expected classes from 0 to 2", function()

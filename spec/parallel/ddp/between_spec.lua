@@ -5,10 +5,7 @@ local ranks = require "spec.support.ranks"
 
 local long = os.getenv "MOONSHARD_LONG"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 -- The loss is the sum of a(x) + 2 b(x), so the gradients of the weights are x and 2 x; `spare` is used by no rank.
 local function make(spare)

@@ -2,10 +2,7 @@
 --- nn.DDP and models that differ between ranks, or change after they were wrapped (docs/semantics.md#ddp-construction).
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 local function make(names)
   local ms, nn = load()

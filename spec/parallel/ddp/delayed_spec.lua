@@ -4,10 +4,7 @@
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 -- Four layers: 3 x 4, 4 x 5, 5 x 6, 6 x 2. Gradients arrive from the last to the first.
 local function make()

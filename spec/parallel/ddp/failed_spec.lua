@@ -3,10 +3,7 @@
 --- the reason that the other ranks get, and join.
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 for world = 2, 3 do
   ranks.describe(world, ("DDP after a failed step on %d ranks"):format(world), function(rank)

@@ -4,10 +4,7 @@ local collected = require "spec.support.collected"
 local message = require "spec.support.message"
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 ranks.describe(2, "DDP #mpi", function()
   it("gives access to its module's fields, and does not appear in names", function()

@@ -3,10 +3,7 @@
 --- rely on it (docs/semantics.md#ddp-unused).
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 -- `first` is called three times, once inside a checkpoint; then `left` or `right`, as the field `way` says; `spare` is
 -- never called.

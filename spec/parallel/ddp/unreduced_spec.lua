@@ -3,10 +3,7 @@
 --- script itself has reduced them (docs/semantics.md#ddp-no-sync).
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.dist
-end
+local load = require "spec.support.load"
 
 local function make(options)
   local ms, nn = load()

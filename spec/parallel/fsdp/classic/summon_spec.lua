@@ -3,17 +3,14 @@
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function build(nn, dtype)
   return nn.Sequential(nn.Linear(5, 7, { dtype = dtype }), nn.Sequential(nn.Linear(7, 3, { dtype = dtype })))
 end
 
 local function twins(options)
-  local ms, nn, fsdp, quietly = load()
+  local ms, nn, fsdp, _, quietly = load()
   ms.manual_seed(3)
   local plain = build(nn)
   ms.manual_seed(3)
@@ -137,7 +134,7 @@ for world = 1, 4 do
     end
 
     it("lists parameters and buffers as the unwrapped model does, with any prefix, recursive or not", function()
-      local ms, nn, fsdp, quietly = load()
+      local ms, nn, fsdp, _, quietly = load()
       local function make()
         local m = build(nn)
         m[2][1]:register_buffer("inner", ms.ones(3))
@@ -182,7 +179,7 @@ for world = 1, 4 do
     end)
 
     it("works on every root below a module that is not wrapped", function()
-      local ms, nn, fsdp, quietly = load()
+      local ms, nn, fsdp, _, quietly = load()
       ms.manual_seed(1)
       local plain = build(nn)
       ms.manual_seed(1)
@@ -194,7 +191,7 @@ for world = 1, 4 do
     end)
 
     it("does not keep changes of padding", function(rank)
-      local ms, nn, fsdp, quietly = load()
+      local ms, nn, fsdp, _, quietly = load()
       local model = quietly(fsdp.FSDP, nn.Linear(1, 1, { bias = false }))
       fsdp.summon_full_params(model, function()
         ms.no_grad(function() model.weight:fill_(7) end)
@@ -216,7 +213,7 @@ for world = 1, 4 do
     end)
 
     it("with gradients can be called again after one rank had no memory for one of them", function(rank)
-      local ms, nn, fsdp, quietly = load()
+      local ms, nn, fsdp, _, quietly = load()
       local lib = require("moonshard.core.ffi").lib
       local model = quietly(fsdp.FSDP, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), { use_orig_params = true })
       model(ms.ones(2, 3)):sum():backward()
@@ -239,7 +236,7 @@ for world = 1, 4 do
     end)
 
     it("has messages for wrong use", function()
-      local _, nn, fsdp, quietly = load()
+      local _, nn, fsdp, _, quietly = load()
       local _, model = twins {}
       raises("writeback=true and rank0_only=true is not supported yet", fsdp.summon_full_params, model,
         { rank0_only = true }, function() end)

@@ -3,10 +3,7 @@
 --- gradients (docs/semantics.md#switches).
 local ranks = require "spec.support.ranks"
 
-local function load()
-  local ms = require "moonshard"
-  return ms, ms.nn, ms.fsdp, ms.dist, require("spec.support.wrapped").quietly
-end
+local load = require("spec.support.wrapped").load
 
 local function wrapped(options)
   local ms, nn, fsdp, _, quietly = load()
@@ -18,11 +15,7 @@ local function wrapped(options)
   end)
 end
 
-local function raises(message, fn, ...)
-  local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
-  assert.equal(message, (tostring(text):gsub("^[^\n]-:%d+: ", "")))
-end
+local raises = require "spec.support.raises"
 
 local CHANGED = "FSDP does not support changing the parameters between forward and backward"
 
