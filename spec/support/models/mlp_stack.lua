@@ -9,7 +9,7 @@ local MLPStack = nn.Sequential:extend("MLPStack")
 
 function MLPStack:init(dim, given)
   local o = given or {}
-  local function mlp(multiplier) return MLP(dim, { dim_multiplier = multiplier, dtype = o.dtype, device = o.device }) end
+  local function mlp(n) return MLP(dim, { dim_multiplier = n, dtype = o.dtype, device = o.device }) end
   nn.Sequential.init(self, mlp(3), mlp(4), mlp(3))
 end
 
