@@ -1,61 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- cpu_offload: shards, gradients and optimizer on the CPU while another device computes (the emulated GPU if there is
---- no other).
+--- cpu_offload: shards and gradients on the CPU while another device computes (the emulated GPU if there is no other);
+--- zoo_offload_spec trains.
 local ranks = require "spec.support.ranks"
 
 for world = 1, 4 do
   ranks.describe(world, ("CPU offload on %d ranks"):format(world), function()
-    for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
-      for _, pieces in ipairs { false, true } do
-        it(("FSDP computes on cuda and keeps its shards on the CPU: %s, use_orig_params = %s"):format(strategy,
-          tostring(pieces)), function(rank)
-          local ms = require "moonshard"
-          local quietly = require "spec.support.wrapped".quietly
-          local nn, fsdp = ms.nn, ms.fsdp
-          local function build()
-            ms.manual_seed(0)
-            return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-          end
-          local reference, model = build(), build()
-          local options = { sharding_strategy = strategy, use_orig_params = pieces, cpu_offload = true,
-            device_id = "cuda:0" }
-          model = quietly(function()
-            model[3] = fsdp.FSDP(model[3], options)
-            return fsdp.FSDP(model, options)
-          end)
-          local a, b = ms.optim.Adam(reference:parameters(), { lr = 0.01 }),
-            ms.optim.Adam(model:parameters(), { lr = 0.01 })
-          local function input(r, step)
-            ms.manual_seed(100 + r + step * 10)
-            return ms.rand(4, 8)
-          end
-          for step = 1, 3 do
-            for r = 0, world - 1 do (reference(input(r, step)):sum() / world):backward() end
-            local out = model(input(rank, step):to "cuda:0")
-            assert.equal("cuda:0", out.device)
-            out:sum():backward()
-            for _, p in ipairs(model:parameters()) do
-              assert.truthy(p.device:find "^cpu")
-              if p.grad then assert.truthy(p.grad.device:find "^cpu") end
-            end
-            fsdp.check_sharded_parity(reference, model)
-            a:step()
-            b:step()
-            fsdp.check_sharded_parity(reference, model)
-            a:zero_grad()
-            b:zero_grad()
-          end
-          fsdp.summon_full_params(model, function()
-            for k, p in ipairs(reference:parameters()) do
-              local whole = model:parameters()[k]
-              assert.equal("cuda:0", whole.device)
-              ms.testing.assert_close(whole:to "cpu", p:detach())
-            end
-          end)
-        end)
-      end
-    end
-
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       it("gives what FSDP gives without offload, to the bit: precision, no_sync, hooks, clipping, summoning; "
         .. strategy, function(rank)
@@ -81,15 +30,15 @@ for world = 1, 4 do
           if output then dist.reduce_scatter(output, grad) else dist.all_reduce(grad) end
         end
         for _, case in ipairs {
-          {}, { precision = { param_dtype = "bfloat16" } },
+          {}, { flat = true, prefetch = "none" }, { precision = { param_dtype = "bfloat16" }, prefetch = "post" },
           { precision = { param_dtype = "bfloat16", reduce_dtype = "float32" } },
           { precision = { param_dtype = "float16", keep_low_precision_grads = true } }, { hook = hook },
           { hook = fsdp.comm_hooks.bf16_compress_hook, state = fsdp.comm_hooks.LowPrecisionState() },
         } do
           local function make(offload)
             ms.manual_seed(0)
-            local options = { sharding_strategy = strategy, use_orig_params = case.hook == nil, cpu_offload = offload,
-              device_id = "cuda:0",
+            local options = { sharding_strategy = strategy, use_orig_params = not case.hook and not case.flat,
+              cpu_offload = offload, device_id = "cuda:0", backward_prefetch = case.prefetch,
               mixed_precision = case.precision and fsdp.MixedPrecision(case.precision) or nil }
             local model = quietly(function()
               return fsdp.FSDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), fsdp.FSDP(nn.Linear(16, 8), options)),
@@ -101,7 +50,9 @@ for world = 1, 4 do
           local plain, model = make(false), make(true)
           for step = 1, 3 do
             for _, m in ipairs { plain, model } do
-              if step == 2 then m:no_sync(function() m(input(7)):sum():backward() end) end
+              if step > 1 then
+                m:no_sync(function() for k = 1, step do m(input(10 * step + k)):sum():backward() end end)
+              end
               m(input(step)):sum():backward()                   -- moves the input to the device
             end
             check(plain, model)
@@ -117,7 +68,7 @@ for world = 1, 4 do
           end)
           for _, p in ipairs(model:parameters()) do
             assert.truthy(p.device:find "^cpu")
-            if case.precision == nil and case.hook == nil then
+            if not (case.precision or case.hook or case.flat) then
               assert.is_true(p:numel() == 0 or p:eq(0.25):all():item())
             end
           end
