@@ -77,7 +77,10 @@ describe("every optimizer", function()
       run(1, 3, a, first)
       b:load_state_dict(a:state_dict())
       local second = make(name, b)
-      for k, o in ipairs(second) do o:load_state_dict(first[k]:state_dict()) end
+      for k, o in ipairs(second) do
+        o.param_groups[1].lr = 7
+        o:load_state_dict(first[k]:state_dict())
+      end
       run(4, 6, a, first)
       run(4, 6, b, second)
       for k, p in ipairs(b:parameters()) do assert.is_true(p:equal(a:parameters()[k]), name) end

@@ -14,15 +14,8 @@ local function set_grad(p, list)
 end
 
 describe("an optimizer", function()
-  it("refuses unknown options, invalid values and arguments that are no list", function()
+  it("refuses arguments that are no list, and unknown names", function()
     local p = leaf { 1 }
-    assert.truthy(message(optim.AdamW, { p }, { learning_rate = 1 }):find("AdamW: unknown option 'learning_rate'", 1,
-      true))
-    assert.truthy(message(optim.SGD, { { params = { p }, momentun = 1 } }):find("did you mean 'momentum'?", 1, true))
-    assert.truthy(message(optim.SGD, { p }, { lr = -1 }):find("lr is a number (-1), expected a number from 0", 1, true))
-    assert.truthy(message(optim.Adam, { p }, { betas = { 0.9, 1 } }):find("betas[2]", 1, true))
-    assert.truthy(message(optim.SGD, { p }, { nesterov = true }):find(
-      "Nesterov momentum requires a momentum and zero dampening", 1, true))
     assert.truthy(message(optim.SGD, p):find("expected a list of leaves or groups", 1, true))
     assert.truthy(message(optim.SGD, {}):find("the list of parameters is empty", 1, true))
     assert.truthy(message(optim.SGD, { p, p }):find("parameter 2 is in the list twice", 1, true))
@@ -58,6 +51,7 @@ describe("an optimizer", function()
     opt:step()
     assert.are.equal(2, b:item())
     local sd = opt:state_dict()
+    assert.are.same({ 1, 2 }, sd.param_groups[1].params)
     assert.are.equal(1, sd.state[1].step)
     assert.is_nil(sd.state[2])
     assert.is_nil(opt:state_of(b))
@@ -101,7 +95,9 @@ describe("an optimizer", function()
       "Nesterov momentum requires a momentum and zero dampening" },
       { "Adam", { amsgrad = 1 }, "amsgrad" }, { "AdamW", { betas = 0.9 }, "betas" },
       { "AdamW", { betas = { 0.9, 1 } }, "betas[2] is a number (1)" },
-      { "Adam", { eps = -1 }, "eps" }, { "SGD", { lr = -1 }, "lr" },
+      { "Adam", { eps = -1 }, "eps" }, { "SGD", { lr = -1 }, "lr is a number (-1), expected a number from 0" },
+      { "AdamW", { learning_rate = 1 }, "'learning_rate'; did you mean 'lr'?" },
+      { "SGD", { momentun = 1 }, "did you mean 'momentum'?" },
     } do
       for _, in_group in ipairs { false, true } do
         local ok, e
@@ -241,26 +237,6 @@ describe("an optimizer", function()
     assert.are.equal(2, opt:state_of(a).step)
     assert.are.same({ 1.5 }, opt:state_of(a).momentum_buffer:tolist())
     assert.are.equal(0, b:item())
-  end)
-
-  it("continues after its state was saved and loaded", function()
-    local function run(steps, swap_at)
-      local p = leaf { 1, 2, 3 }
-      local opt = optim.AdamW({ p }, { lr = 0.1, amsgrad = true })
-      for step = 1, steps do
-        set_grad(p, { step, -step, 0.5 })
-        opt:step()
-        if step == swap_at then
-          local sd = opt:state_dict()
-          assert.are.same({ 1 }, sd.param_groups[1].params)
-          opt = optim.AdamW({ p }, { lr = 0.7 })
-          opt:load_state_dict(sd)
-          assert.are.equal(0.1, opt.param_groups[1].lr)
-        end
-      end
-      return p:tolist()
-    end
-    assert.are.same(run(6), run(6, 3))
   end)
 
   it("refuses a state that does not fit, and does not change", function()

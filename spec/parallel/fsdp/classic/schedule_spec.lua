@@ -217,45 +217,34 @@ for world = 2, 4 do
         model.module[2].no_sync, model.module[2], function() end)
     end)
 
-    it("clips by the norm over all ranks", function(rank)
-      local ms, nn, fsdp = load()
-      for _, strategy in ipairs { "full_shard", "no_shard", "shard_grad_op" } do
-        for _, pieces in ipairs { false, true } do
-          for _, max_norm in ipairs { 1, 2.5 } do
-            for _, norm_type in ipairs { 1, 2, math.huge } do
-              local model, reference = model_of { sharding_strategy = strategy, use_orig_params = pieces },
-                plain_model()
-              for r = 0, world - 1 do (reference(input(r)):pow(2):sum() * 100 / world):backward() end
-              ;(model(input(rank)):pow(2):sum() * 100):backward()
-              local want = nn.utils.clip_grad_norm_(reference:parameters(), max_norm, { norm_type = norm_type })
-              local got = model:clip_grad_norm_(max_norm, { norm_type = norm_type })
-              ms.testing.assert_close(got, want)
-              assert.equal("float32", got.dtype)
-              fsdp.check_sharded_parity(reference, model)
-            end
-          end
-        end
-      end
-    end)
-
-    it("clips by the norm over all ranks where strategies are mixed and modules ignored", function(rank)
+    it("clips by the norm over all ranks, also where strategies are mixed and modules ignored", function(rank)
       local ms, nn, fsdp, dist, quietly = load()
+      -- The strategies of a layer and of the root; without these, the first layer is ignored.
+      local cases = { { "full_shard", "full_shard" }, { "no_shard", "no_shard" }, { "shard_grad_op", "shard_grad_op" },
+        { "no_shard", "full_shard" }, { "shard_grad_op", "full_shard" }, { "full_shard", "no_shard" }, {} }
+      local function check(case, pieces, max_norm, norm_type)
+        local inner, reference = plain_model(), plain_model()
+        local function wrap(m, strategy)
+          return quietly(fsdp.FSDP, m, { sharding_strategy = strategy, use_orig_params = pieces,
+            ignored_modules = not strategy and { inner[1] } or nil })
+        end
+        if case[1] then inner[2] = wrap(inner[2], case[1]) end
+        local model = wrap(inner, case[2])
+        for r = 0, world - 1 do (reference(input(r)):pow(2):sum() * 100 / world):backward() end
+        ;(model(input(rank)):pow(2):sum() * 100):backward()
+        if not case[1] then
+          for _, p in ipairs(inner[1]:parameters()) do dist.all_reduce(p.grad, { op = "avg" }) end
+        end
+        local want = nn.utils.clip_grad_norm_(reference:parameters(), max_norm, { norm_type = norm_type })
+        local got = model:clip_grad_norm_(max_norm, { norm_type = norm_type })
+        ms.testing.assert_close(got, want)
+        assert.equal("float32", got.dtype)
+        if case[1] then fsdp.check_sharded_parity(reference, model) end
+      end
       for _, norm_type in ipairs { 1, 2, math.huge } do
-        for _, case in ipairs { "no_shard inside", "shard_grad_op inside", "no_shard outside", "ignored" } do
-          local inner, reference = plain_model(), plain_model()
-          local model = quietly(function()
-            if case == "ignored" then return fsdp.FSDP(inner, { ignored_modules = { inner[1] } }) end
-            inner[2] = fsdp.FSDP(inner[2], { sharding_strategy = case:match "^(.*) inside" or "full_shard" })
-            return fsdp.FSDP(inner, { sharding_strategy = case:match "^(.*) outside" or "full_shard" })
-          end)
-          for r = 0, world - 1 do (reference(input(r)):pow(2):sum() * 100 / world):backward() end
-          ;(model(input(rank)):pow(2):sum() * 100):backward()
-          if case == "ignored" then
-            for _, p in ipairs(inner[1]:parameters()) do dist.all_reduce(p.grad, { op = "avg" }) end
-          end
-          local want = nn.utils.clip_grad_norm_(reference:parameters(), 1, { norm_type = norm_type })
-          ms.testing.assert_close(model:clip_grad_norm_(1, { norm_type = norm_type }), want)
-          if case ~= "ignored" then fsdp.check_sharded_parity(reference, model) end
+        for _, case in ipairs(cases) do
+          check(case, false, 1, norm_type)
+          check(case, true, 2.5, norm_type)
         end
       end
     end)
