@@ -1,20 +1,16 @@
 -- SPDX-License-Identifier: MIT
 --- MixtureOfExperts: a shared Linear, and an expert that differs between ranks and is a unit over the group of this
 --- rank alone. Unwrapped it is the reference: its run_backward reduces all gradients except the expert's.
-local ffi = require "ffi"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nested = require "spec.support.models.nested_wrapped_module"
 local nn, dist = ms.nn, ms.dist
 
-ffi.cdef "int usleep(unsigned);"
-
 local MixtureOfExperts = nested.NestedWrappedModule:extend("MixtureOfExperts")
 
---- Fields of o besides NestedWrappedModule's fields: delay_before_free_ms.
 function MixtureOfExperts:init(o)
   common.begin(self, o)
-  self.group, self.wrapped, self.delay_before_free_ms = o.group, o.wrap_fsdp, o.delay_before_free_ms or 0
+  self.group, self.wrapped = o.group, o.wrap_fsdp
   local d_expert, d_shared, d_input = 23, 12, 8
   if o.deterministic then ms.manual_seed(42 + self.rank) end
   local expert = common.place(nn.Linear(d_expert, d_shared), o)
@@ -30,10 +26,6 @@ function MixtureOfExperts:init(o)
   shared = wrap(shared)
   local first, last = common.place(nn.Linear(d_input, d_shared), o), common.place(nn.Linear(d_shared, d_input), o)
   self.module = nn.Sequential(first, shared, expert, last)
-  if self.delay_before_free_ms > 0 then             -- the hook delays the vacating of the expert
-    self.module[3]:register_forward_hook(function() ffi.C.usleep(self.delay_before_free_ms * 1000) end,
-      { prepend = true })
-  end
 end
 
 function MixtureOfExperts:run_backward(loss)

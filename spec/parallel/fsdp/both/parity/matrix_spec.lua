@@ -13,7 +13,7 @@ local MODELS = {
   { "nested_wrapped_module", units = 3 },
   { "always_wrap_nested_wrapped_module", units = 8 },
   { "non_uniform_req_grad", units = 3, pieces_only = true },
-  { "module_with_delay", units = 3, given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
+  { "module_with_delay", units = 3 },
   -- The expert differs between ranks. The unwrapped model reduces the gradients of the other parameters itself.
   { "mixture_of_experts", units = 2, reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false,
     one_process = function()
