@@ -159,6 +159,26 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end)
 
+    it("divides gradients by a factor, also in a reduction that a function of the script sees", function(rank)
+      local ms, nn, dist, fsdp = load()
+      if not ms.cuda.is_available() then return end
+      local sum = 0
+      for r = 1, dist.world_size() do sum = sum + 2 * r end
+      for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+        for _, n in ipairs { 300, 3001 } do                           -- packed, and sent in place
+          for _, device in ipairs { "cpu", "cuda" } do
+            local model = nn.Linear(n, 3):to(dtype):to(device)
+            fsdp.fully_shard(model)
+            model:set_gradient_divide_factor(8)
+            model:set_all_reduce_hook(function() end)                 -- so one rank calls a collective, too
+            model(ms.full({ 2, n }, rank + 1, { dtype = dtype, device = device })):sum():backward()
+            assert.is_true(model.weight.grad:full_tensor():eq(sum / 8):all():item(), device .. n)
+            assert.is_true(model.bias.grad:full_tensor():eq(2 * dist.world_size() / 8):all():item(), device .. n)
+          end
+        end
+      end
+    end)
+
     it("keeps its shards on the module's device, and moves them", function()
       local ms, nn, _, fsdp = load()
       if not ms.cuda.is_available() then return end

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // comm/movers/alone.c -- collectives in a group of one rank.
 #include "comm/movers/alone.h"
+#include "comm/movers/bytes.h"
 #include "device/device.h"
 #include "device/move.h"
 #include "comm/movers/direct.h"
@@ -11,6 +12,20 @@ static ms_status alone_on_cpu(ms_coll *c)
         return MS_OK;
     if (c->n_pieces && c->inline_) c->out.data -= c->pieces[0].out_offset, c->in.data -= c->pieces[0].in_offset;
     return ms__move_direct(c);
+}
+
+// The parts of a reduce-scatter, one after the other.
+static ms_status take_own_parts(ms_coll *c, int device)
+{
+    char *out = c->out.data;
+    for (int i = 0; i < c->n_parts; i++) {
+        const ms_part *p = &c->parts[i];
+        size_t n = part_bytes(p, 0);
+        MS_TRY(ms__move(device, out, p->t->storage->device, ms__data(p->t), n));
+        MS_TRY(ms__set_bytes(device, out + n, 0, p->bytes - n));
+        out += p->bytes;
+    }
+    return MS_OK;
 }
 
 static ms_status alone_on_device(ms_coll *c, int in_device, int out_device)
@@ -33,7 +48,8 @@ static ms_status alone_on_device(ms_coll *c, int in_device, int out_device)
                        ? c->count * esize
                    : c->in.bytes < c->out.bytes ? c->in.bytes
                                                 : c->out.bytes;
-    if (c->in.data != c->out.data && c->in.data && c->out.data)
+    if (c->n_parts) MS_TRY(take_own_parts(c, out_device));
+    else if (c->in.data != c->out.data && c->in.data && c->out.data)
         MS_TRY(ms__move(out_device, c->out.data, in_device, c->in.data, bytes));
     if (c->reducer.scale != 1 && reduces(c->op)) {
         if (!ms__is_float(c->reducer.dtype))
