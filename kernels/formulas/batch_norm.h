@@ -14,9 +14,10 @@ typedef struct ms_bn_channel {
 } ms_bn_channel;
 
 // The input of ms_bn_finish: a channel's variance, weight and number of elements, the gradients of its mean and
-// variance outputs, and its sums of g and of g (x - mean).
+// variance outputs, and its sums of g and of g (x - mean). If several channels share their statistics, count and the
+// sums wsg and wsgx of w sg and w sgx are over all of them.
 typedef struct ms_bn_sums {
-    double var, eps, w, count, gmean, gvar, sg, sgx;
+    double var, eps, w, count, gmean, gvar, sg, sgx, wsg, wsgx;
     int training;
 } ms_bn_sums;
 
@@ -31,8 +32,8 @@ MS_FN ms_bn_channel ms_bn_finish(const ms_bn_sums *s)
     c.dmean = -w * rstd * s->sg;
     c.dvar = -0.5 * w * rstd * rstd * rstd * s->sgx;
     c.of_g = w * rstd;
-    c.of_x = s->training ? (-w * rstd * rstd * rstd * s->sgx + 2 * s->gvar) / s->count : 0;
-    c.alone = s->training ? (-w * rstd * s->sg + s->gmean) / s->count : 0;
+    c.of_x = s->training ? (-rstd * rstd * rstd * s->wsgx + 2 * s->gvar) / s->count : 0;
+    c.alone = s->training ? (-rstd * s->wsg + s->gmean) / s->count : 0;
     return c;
 }
 

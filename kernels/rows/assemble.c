@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/assemble.c -- cat, stack, tile, tril and triu, and their kernels. Those of cat, stack and tile only copy
-// between views, so they run on every device; those of tril and triu are for the CPU.
+// rows/assemble.c -- cat, stack, tile, pad, tril and triu, and their kernels. Those of the first four only copy between
+// views and fill, so they run on every device; those of tril and triu are for the CPU.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 #include "rows/layout.h"
@@ -197,6 +197,48 @@ static ms_status tile_grad(ms_backward_call *b)
     return st;
 }
 
+// ---- pad. Integers: the elements added before and after the last dimension, then the one before it, and so on ----
+
+static ms_status check_pad(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int64_t shape[MS_MAX_DIMS];
+    if (c->n_i % 2 || c->n_i > 2 * x->ndim)
+        return ms__call_fail(c, "%d sizes for %d dimensions, expected at most two for each", c->n_i, x->ndim);
+    MS_TRY(ms__check_value(c));
+    memcpy(shape, x->shape, sizeof shape);
+    for (int k = 0; k < c->n_i; k++) {
+        int64_t *size = &shape[x->ndim - 1 - k / 2];
+        if (c->i[k] < 0 || __builtin_add_overflow(*size, c->i[k], size))
+            return ms__call_fail(c, "cannot add %lld elements to %s", (long long)c->i[k], ms__tensor_text(x));
+    }
+    return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
+}
+// The part of t between the elements that pad adds.
+static ms_tensor *inside(const ms_tensor *t, int n_i, const int64_t *sides)
+{
+    int64_t shape[MS_MAX_DIMS], offset = t->offset;
+    memcpy(shape, t->shape, sizeof shape);
+    for (int k = 0; k < n_i; k++) {
+        int d = t->ndim - 1 - k / 2;
+        shape[d] -= sides[k];
+        if (k % 2 == 0) offset += sides[k] * t->stride[d];
+    }
+    return ms__tensor_view(t, t->ndim, shape, t->stride, offset);
+}
+static ms_status run_pad(ms_call *c)
+{
+    MS_TRY(ms__fill_data(c->out[0], c->f[0]));
+    ms_tensor *part = inside(c->out[0], c->n_i, c->i);
+    ms_status st = ms__copy_data(part, c->in[0]);
+    ms__release(part);
+    return st;
+}
+static ms_status pad_grad(ms_backward_call *b)
+{
+    return ms__grad_to(&b->gin[0], inside(b->gout[0], b->n_i, b->i), &b->in_meta[0]);
+}
+
 // ---- triangles. Integer: the last diagonal that tril keeps, the first that triu keeps ----
 
 static ms_status check_triangle(ms_call *c)
@@ -232,6 +274,7 @@ static ms_status triangle_grad(ms_backward_call *b)
 #define BOTH_cat run_cat
 #define BOTH_stack run_stack
 #define BOTH_tile run_tile
+#define BOTH_pad run_pad
 #define BOTH_tril NULL
 #define BOTH_triu NULL
 #define ROW(NAME, FLAGS, MAX, CHECK, BACKWARD, TAKES, SAMPLES, DOC)                                          \
@@ -242,8 +285,9 @@ static ms_status triangle_grad(ms_backward_call *b)
 ROW(cat,   0, MS_MAX_IN, check_cat,      cat_grad,      "dim", "[2,3] [4,3] i=0;[2,3] [2,1] [2,2] i=-1;[2,3,4] [2,0,4] [2,1,4] i=1;[5] i=0", "Concatenates tensors along a dimension.")
 ROW(stack, 0, MS_MAX_IN, check_stack,    stack_grad,    "dim", "[2,3] [2,3] i=0;[2,3] [2,3] [2,3] i=-1;[] [] i=0", "Concatenates tensors along a new dimension.")
 ROW(tile,  0, 1,         check_tile,     tile_grad,     "times...", "[2,3] i=2,3;[2,3] i=2;[3] i=2,2;[2,3] i=3,1,2", "t repeated along each dimension.")
+ROW(pad,   0, 1,         check_pad,      pad_grad,      "sides...; value", "[2,3] i=1,2 f=0;[2,3,4] i=0,3,2,1 f=-1.5;[2,3] i=0,0,1,0 f=2;[2,0] i=1,1 f=3;[] f=1", "t with elements of one value before and after its last dimensions. sides...: how many before and after the last dimension, then the one before it, and so on")
 ROW(tril,  MS_OP_METHOD, 1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The lower triangle of the last two dimensions; elements above it are 0. diagonal: the last one that is kept: 0 is the main one, 1 the one above it, -1 the one below")
 ROW(triu,  MS_OP_METHOD, 1,         check_triangle, triangle_grad, "diagonal=0", "[4,4];[3,5] i=1;[2,4,3] i=-1", "The upper triangle of the last two dimensions; elements below it are 0. diagonal: the first one that is kept: 0 is the main one, 1 the one above it, -1 the one below")
 // clang-format on
 
-MS_OPERATORS = { &ms__op_cat, &ms__op_stack, &ms__op_tile, &ms__op_tril, &ms__op_triu };
+MS_OPERATORS = { &ms__op_cat, &ms__op_stack, &ms__op_tile, &ms__op_pad, &ms__op_tril, &ms__op_triu };

@@ -52,13 +52,18 @@ static ms_status check_to_device(ms_call *c)
     return ms__call_out(c, 0, x->dtype, device, x->ndim, x->shape);
 }
 
-static ms_status check_fill_(ms_call *c)
+ms_status ms__check_value(ms_call *c)
 {
     const ms_tensor *t = c->in[0];
     if (!ms__is_float(t->dtype) && t->dtype != MS_BOOL && c->f[0] != __builtin_floor(c->f[0]))
         return ms__call_fail(c, "%.15g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(t));
     if (!ms__holds(t->dtype, c->f[0]))
         return ms__call_fail(c, "%.17g is out of range for %s", c->f[0], ms__tensor_text(t));
+    return MS_OK;
+}
+static ms_status check_fill_(ms_call *c)
+{
+    MS_TRY(ms__check_value(c));
     return ms__write_in_place(c);
 }
 static ms_status check_zero_(ms_call *c)

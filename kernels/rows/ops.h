@@ -24,6 +24,9 @@ extern const ms_op ms__op_norm_backward, ms__op_logsumexp_backward;
 extern const ms_op ms__op_copy_, ms__op_cast, ms__op_clone, ms__op_fill_, ms__op_zero_;
 extern const ms_op ms__op_sum, ms__op_mean, ms__op_cumsum, ms__op_cat;
 
+// Fails unless in[0]'s dtype holds f[0].
+ms_status ms__check_value(ms_call *c);
+
 static inline bool ms__same_shape(const ms_tensor *a, const ms_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;

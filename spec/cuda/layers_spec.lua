@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Batch norm, convolution, losses, products and reads by position on the (emulated) GPU against the CPU: sizes that
---- are no multiple of 16 bytes, channels whose elements are not adjacent, and views that are not aligned to 16 bytes.
+--- Batch and group norm, convolution, losses, products and reads by position on the (emulated) GPU against the CPU:
+--- sizes that are no multiple of 16 bytes, channels whose elements are not adjacent, views not aligned to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
 local on_gpu = require "spec.support.on_gpu"(13)
@@ -44,6 +44,25 @@ for _, dtype in ipairs(DTYPES) do
             for name, pair in pairs { dx = { x, x64 }, dw = { w, w64 }, db = { b, b64 } } do
               near(pair[1].grad, pair[2].grad, dtype, text .. name)
             end
+          end
+        end
+      end)
+    end
+
+    for _, case in ipairs { { { 3, 6, 7, 5 }, 2 }, { { 2, 8, 3 }, 1 }, { { 2, 70, 2 }, 35 }, { { 1, 4, 2049 }, 2 } } do
+      local shape, groups = unpack(case)
+      on_gpu(("group_norm of %s in %d groups"):format(table.concat(shape, " x "), groups), function()
+        for skip = 0, 1 do
+          local x, x64 = leaves(dtype, shape, skip, "float64")
+          local w, w64 = leaves(stats, { shape[2] }, skip, "float64")
+          local b, b64 = leaves(dtype, { shape[2] }, 0, "float64")
+          local g, g64 = leaves(dtype, shape, 1, "float64")
+          local y, y64 = F.group_norm(x, groups, w, b), F.group_norm(x64, groups, w64, b64)
+          y:backward(g)
+          y64:backward(g64)
+          near(y, y64, dtype, "y")
+          for name, pair in pairs { dx = { x, x64 }, dw = { w, w64 }, db = { b, b64 } } do
+            near(pair[1].grad, pair[2].grad, dtype, name)
           end
         end
       end)

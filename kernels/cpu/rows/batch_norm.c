@@ -3,8 +3,9 @@
 // half types, a float32 copy is made, and the result is converted back).
 //
 // Sizes: N batch, C channels, S product of the remaining dimensions. With S > 1 a task is one channel, which is read
-// several times, but from memory only once if it fits in the second-level cache. With S = 1 a task is a block of rows;
-// the block size depends only on the shape, and results of blocks are combined in order.
+// several times, but from memory only once if it fits in the second-level cache. So is a group of adjacent channels
+// that share their statistics (share > 1; also with S = 1). Otherwise, with S = 1 a task is a block of rows; the block
+// size depends only on the shape, and results of blocks are combined in order.
 #include "cpu/rows/rows.h"
 #include "formulas/batch_norm.h"
 #include "rows/grad.h"
@@ -15,7 +16,7 @@
 typedef struct bn {
     int dtype;  // the dtype of REAL
     bool training;
-    int64_t n, c, s, rows;  // sizes; number of rows in a block
+    int64_t n, c, s, share, rows;  // sizes; channels that share statistics; number of rows in a block
     double eps;
     const void *x, *g;
     void *y;                                    // the output, dx in backward; NULL if it is not needed
@@ -23,18 +24,28 @@ typedef struct bn {
     double *parts;                              // where S = 1: per block, the 2 C results of rows_stats or rows_sums
     double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL
     double *dw, *db, *dmean, *dvar;
-    void (*channel)(const struct bn *, int64_t);  // computes one channel; used where S > 1
+    void (*channels)(const struct bn *, int64_t);  // computes the channels of one mean; used where S or share > 1
 } bn;
 
-// From a channel's sums of g and of g (x - mean): computes its dw, db, dmean and dvar, and the three factors k of its
-// dx, which multiply g, x - mean and 1.
-static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
+// db and dw hold the sums of g and of g (x - mean) of each channel: sets *s for those that have mean `group`.
+MS_INLINE void add_channels(const bn *p, int64_t group, ms_bn_sums *s)
 {
-    ms_bn_sums s = { .var = p->var[c], .eps = p->eps, .count = (double)(p->n * p->s), .sg = sg, .sgx = sgx };
-    s.training = p->training;
+    *s = (ms_bn_sums) { .var = p->var[group], .eps = p->eps, .count = (double)(p->n * p->s * p->share) };
+    s->training = p->training;
+    s->gmean = p->gmean ? p->gmean[group] : 0;
+    s->gvar = p->gvar ? p->gvar[group] : 0;
+    for (int64_t c = group * p->share; c < (group + 1) * p->share; c++) {
+        double w = p->w ? p->w[c] : 1;
+        s->wsg += w * p->db[c], s->wsgx += w * p->dw[c];
+    }
+}
+// From these, computes channel c's dw, db, dmean and dvar, and the three factors k of its dx, which multiply g, x -
+// mean and 1.
+MS_INLINE void finish_channel(const bn *p, int64_t c, const ms_bn_sums *group, double *k)
+{
+    ms_bn_sums s = *group;
     s.w = p->w ? p->w[c] : 1;
-    s.gmean = p->gmean ? p->gmean[c] : 0;
-    s.gvar = p->gvar ? p->gvar[c] : 0;
+    s.sg = p->db[c], s.sgx = p->dw[c];
     ms_bn_channel q = ms_bn_finish(&s);
     p->dw[c] = q.dw, p->db[c] = q.db, p->dmean[c] = q.dmean, p->dvar[c] = q.dvar;
     k[0] = q.of_g, k[1] = q.of_x, k[2] = q.alone;
@@ -54,16 +65,17 @@ static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double
 static void channels_range(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const bn *p = arg;
-    int64_t each = p->n * p->s;
+    int64_t each = p->n * p->s * p->share;
     (void)block;
-    for (int64_t c = first / each; c < last / each; c++) p->channel(p, c);
+    for (int64_t k = first / each; k < last / each; k++) p->channels(p, k);
 }
 
-static void by_channel(bn *p, void (*channel)(const bn *, int64_t))
+static void by_channel(bn *p, void (*channels)(const bn *, int64_t))
 {
-    p->channel = channel;
-    ms__parallel(p->c * p->n * p->s, p->n * p->s, channels_range, p);
+    p->channels = channels;
+    ms__parallel(p->c * p->n * p->s, p->n * p->s * p->share, channels_range, p);
 }
+static bool in_rows(const bn *p) { return p->s == 1 && p->share == 1; }
 
 static int64_t batch_blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
 
@@ -119,14 +131,18 @@ static void by_rows_backward(bn *p)
         for (int64_t c = 0; c < 2 * p->c; c++) sums[c] += p->parts[2 * p->c * j + c];
     for (int64_t c = 0; c < p->c; c++) {
         double k[3];
-        finish_channel(p, c, sums[c], sums[p->c + c], k);
+        ms_bn_sums s;
+        p->db[c] = sums[c], p->dw[c] = sums[p->c + c];
+        add_channels(p, c, &s);
+        finish_channel(p, c, &s, k);
         for (int i = 0; i < 3; i++) set_coefficient(p, i + 1, c, k[i]);
     }
     if (p->y) ms__parallel(all, block, BOTH(p, rows_backward), p);
 }
 
-static void batch_norm_sizes(bn *p, const ms_tensor *x)
+static void batch_norm_sizes(bn *p, const ms_tensor *x, int64_t share)
 {
+    p->share = share;
     p->n = x->shape[0];
     p->c = x->shape[1];
     p->s = 1;
@@ -138,7 +154,7 @@ static void batch_norm_sizes(bn *p, const ms_tensor *x)
 // Allocates the arrays with one number per channel, the coefficients and the results of blocks.
 static ms_status room_for_channels(ms_block **room, bn *p, int by_channel_arrays, const char *what)
 {
-    int64_t parts = p->s == 1 ? 2 * p->c * batch_blocks_of(p) : 0;
+    int64_t parts = in_rows(p) ? 2 * p->c * batch_blocks_of(p) : 0;
     MS_TRY(ms__alloc_scratch(room, (size_t)((by_channel_arrays + 4) * p->c + parts) * sizeof(double), what));
     double *at = (*room)->data;
     p->coefficients = at + by_channel_arrays * p->c;
@@ -173,7 +189,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
     ms_tensor *x = NULL, *y = NULL;
     ms_block *room = NULL;
-    batch_norm_sizes(&p, c->in[0]);
+    batch_norm_sizes(&p, c->in[0], c->n_i > 1 ? c->i[1] : 1);
     if (c->out[0]->numel == 0) {  // an empty batch: statistics of 0
         for (int k = 1; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
@@ -190,8 +206,8 @@ ms_status ms__cpu_batch_norm(ms_call *c)
         if (p.training) p.mean = at + 2 * p.c, p.var = at + 3 * p.c;
         p.x = ms__data(x);
         p.y = ms__data(y);
-        if (p.s == 1) by_rows(&p);
-        else by_channel(&p, BOTH(&p, channel));
+        if (in_rows(&p)) by_rows(&p);
+        else by_channel(&p, BOTH(&p, channels));
         if (p.training) {
             put_channels(c->out[1], p.mean);
             put_channels(c->out[2], p.var);
@@ -208,7 +224,7 @@ ms_status ms__cpu_batch_norm_stats(ms_call *c)
     bn p = { .training = true };
     ms_tensor *x = NULL;
     ms_block *room = NULL;
-    batch_norm_sizes(&p, c->in[0]);
+    batch_norm_sizes(&p, c->in[0], 1);
     if (c->in[0]->numel == 0) {
         MS_TRY(ms__zero(c->out[0]));
         return ms__zero(c->out[1]);
@@ -218,8 +234,8 @@ ms_status ms__cpu_batch_norm_stats(ms_call *c)
     if (st == MS_OK) {
         p.mean = room->data, p.var = p.mean + p.c;
         p.x = ms__data(x);
-        if (p.s == 1) by_rows(&p);
-        else by_channel(&p, BOTH(&p, channel));
+        if (in_rows(&p)) by_rows(&p);
+        else by_channel(&p, BOTH(&p, channels));
         put_channels(c->out[0], p.mean);
         put_channels(c->out[1], p.var);
     }
@@ -235,7 +251,7 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
     ms_tensor *g = NULL, *x = NULL, *y = NULL, *dx = ms__grad_out(c, 0);
     ms_block *room = NULL;
-    batch_norm_sizes(&p, c->in[1]);
+    batch_norm_sizes(&p, c->in[1], c->i[1]);
     if (c->in[1]->numel == 0) {
         for (int k = 0; k < c->n_out; k++) MS_TRY(ms__zero(c->out[k]));
         return MS_OK;
@@ -255,8 +271,8 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
         p.g = g ? ms__data(g) : NULL;
         p.y = y ? ms__data(y) : NULL;
         p.dw = at + 5 * p.c, p.db = at + 6 * p.c, p.dmean = at + 7 * p.c, p.dvar = at + 8 * p.c;
-        if (p.s == 1) by_rows_backward(&p);
-        else by_channel(&p, BOTH(&p, channel_backward));
+        if (in_rows(&p)) by_rows_backward(&p);
+        else by_channel(&p, BOTH(&p, channels_backward));
         put_channels(ms__grad_out(c, 1), p.dw);
         put_channels(ms__grad_out(c, 2), p.db);
         put_channels(ms__grad_out(c, 3), p.dmean);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/batch_norm_body.h -- batch_norm and its gradient; batch_norm.c includes it once per accumulation type. A
-// tensor [N, C, S] is processed one channel at a time; a channel's elements lie in runs of S. A tensor [N, C] is
-// processed one block of rows at a time. A run is summed in REAL; runs and rows are added in double, in order.
+// tensor [N, C, S] is processed one channel at a time; a channel's elements lie in runs of S, those of adjacent
+// channels that share their statistics in longer ones. A tensor [N, C] is processed one block of rows at a time. A run
+// is summed in REAL; runs and rows are added in double, in order.
 
 // ---- a channel, in runs ---------------------------------------------------------------------------
 
@@ -15,44 +16,55 @@ MS_INLINE REAL R(row_dot_from)(const REAL *g, const REAL *x, REAL m, int64_t n)
     return R(ms__fold)(s);
 }
 
-static MS_KERNEL void R(channel)(const bn *p, int64_t c)
+static MS_KERNEL void R(channels)(const bn *p, int64_t group)
 {
-    const REAL *x = (const REAL *)p->x + c * p->s;
-    REAL *y = (REAL *)p->y + c * p->s;
-    int64_t N = p->n, S = p->s, step = p->c * S;
-    double count = (double)(N * S);
+    int64_t N = p->n, S = p->s, step = p->c * S, first = group * p->share, run = S * p->share;
+    const REAL *x = (const REAL *)p->x + first * S;
+    double count = (double)(N * run);
     if (p->training) {
         double total = 0, spread = 0;
-        for (int64_t n = 0; n < N; n++) total += R(ms__row_sum)(x + n * step, S);
-        p->mean[c] = total / count;
-        for (int64_t n = 0; n < N; n++) spread += R(ms__row_spread)(x + n * step, (REAL)p->mean[c], S);
-        p->var[c] = spread / count;
+        for (int64_t n = 0; n < N; n++) total += R(ms__row_sum)(x + n * step, run);
+        p->mean[group] = total / count;
+        for (int64_t n = 0; n < N; n++) spread += R(ms__row_spread)(x + n * step, (REAL)p->mean[group], run);
+        p->var[group] = spread / count;
     }
     if (!p->y) return;
-    REAL mean = (REAL)p->mean[c], scale = (REAL)ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1),
-         shift = (REAL)(p->b ? p->b[c] : 0);
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t j = 0; j < S; j++) y[n * step + j] = (x[n * step + j] - mean) * scale + shift;
+    REAL mean = (REAL)p->mean[group];
+    for (int64_t c = first; c < first + p->share; c++, x += S) {
+        REAL *y = (REAL *)p->y + c * S, shift = (REAL)(p->b ? p->b[c] : 0),
+             scale = (REAL)ms_bn_scale(p->var[group], p->eps, p->w ? p->w[c] : 1);
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t j = 0; j < S; j++) y[n * step + j] = (x[n * step + j] - mean) * scale + shift;
+    }
 }
 
-static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
+static MS_KERNEL void R(channels_backward)(const bn *p, int64_t group)
 {
-    const REAL *x = (const REAL *)p->x + c * p->s, *g = p->g ? (const REAL *)p->g + c * p->s : NULL;
-    REAL *dx = p->y ? (REAL *)p->y + c * p->s : NULL, mean = (REAL)p->mean[c];
-    int64_t N = p->n, S = p->s, step = p->c * S;
-    double sums[2] = { 0 }, k[3];
-    for (int64_t n = 0; g && n < N; n++) {
-        sums[0] += R(ms__row_sum)(g + n * step, S);
-        sums[1] += R(row_dot_from)(g + n * step, x + n * step, mean, S);
+    int64_t N = p->n, S = p->s, step = p->c * S, first = group * p->share, end = first + p->share;
+    REAL mean = (REAL)p->mean[group];
+    ms_bn_sums sums;
+    for (int64_t c = first; c < end; c++) {
+        const REAL *x = (const REAL *)p->x + c * S, *g = p->g ? (const REAL *)p->g + c * S : NULL;
+        p->db[c] = p->dw[c] = 0;
+        for (int64_t n = 0; g && n < N; n++) {
+            p->db[c] += R(ms__row_sum)(g + n * step, S);
+            p->dw[c] += R(row_dot_from)(g + n * step, x + n * step, mean, S);
+        }
     }
-    finish_channel(p, c, sums[0], sums[1], k);
-    REAL kg = (REAL)k[0], a = (REAL)k[1], d = (REAL)k[2];
-    for (int64_t n = 0; dx && n < N; n++) {
-        const REAL *xn = x + n * step, *gn = g + n * step;
-        if (g)
-            for (int64_t j = 0; j < S; j++) dx[n * step + j] = kg * gn[j] + a * (xn[j] - mean) + d;
-        else
-            for (int64_t j = 0; j < S; j++) dx[n * step + j] = a * (xn[j] - mean) + d;
+    add_channels(p, group, &sums);
+    for (int64_t c = first; c < end; c++) {
+        const REAL *x = (const REAL *)p->x + c * S, *g = p->g ? (const REAL *)p->g + c * S : NULL;
+        REAL *dx = p->y ? (REAL *)p->y + c * S : NULL;
+        double k[3];
+        finish_channel(p, c, &sums, k);
+        REAL kg = (REAL)k[0], a = (REAL)k[1], d = (REAL)k[2];
+        for (int64_t n = 0; dx && n < N; n++) {
+            const REAL *xn = x + n * step, *gn = g + n * step;
+            if (g)
+                for (int64_t j = 0; j < S; j++) dx[n * step + j] = kg * gn[j] + a * (xn[j] - mean) + d;
+            else
+                for (int64_t j = 0; j < S; j++) dx[n * step + j] = a * (xn[j] - mean) + d;
+        }
     }
 }
 

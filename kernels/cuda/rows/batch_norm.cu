@@ -6,19 +6,31 @@
 #include "cuda/segments.h"
 
 // x is [n, c, s]: c is the second dimension of the tensor, s the product of all later ones. stats: dtype of mean and
-// variance.
+// variance, which every `share` adjacent channels have together.
 struct bn_sizes : channel_parts {
+    int64_t share;
     int dtype, stats;
     bool training;
     double eps;
 };
 // operands: the number of tensors that are summed.
-static bn_sizes bn_sizes_of(const ms_tensor *x, int operands, bool training, double eps)
+static bn_sizes bn_sizes_of(const ms_tensor *x, int64_t share, int operands, bool training, double eps)
 {
     planes all = { x->shape[0], x->shape[1], 1 };
     for (int d = 2; d < x->ndim; d++) all.s *= x->shape[d];
-    return { channel_parts_of(all, (int)ms__dtype_size(x->dtype), operands), x->dtype,
-             x->dtype == MS_F64 ? MS_F64 : MS_F32, training, eps };
+    return { channel_parts_of(all, (int)ms__dtype_size(x->dtype), operands),
+             share,
+             x->dtype,
+             x->dtype == MS_F64 ? MS_F64 : MS_F32,
+             training,
+             eps };
+}
+// The same memory as larger channels, each of those that share their statistics.
+static bn_sizes groups_of(bn_sizes z, int operands)
+{
+    planes all = { z.n, z.c / z.share, z.s * z.share };
+    static_cast<channel_parts &>(z) = channel_parts_of(all, (int)ms__dtype_size(z.dtype), operands);
+    return z;
 }
 
 // A tensor with one number per channel, of any dtype; data is NULL if the call has none.
@@ -81,24 +93,27 @@ struct bn_inputs {
 struct bn_outputs {
     void *mean, *var;
 };
-// Computes the factors of y in a kernel of their own, so that there is one square root per channel. A warp per channel.
-// parts: in training the results of bn_stats_kernel; otherwise NULL, and the mean and variance are inputs.
-__global__ void bn_scale_kernel(bn_sizes z, const double *parts, bn_inputs t, bn_outputs o, double *factors)
+// Computes the factors of y in a kernel of their own, so that there is one square root per channel. A warp for the
+// channels of each mean; groups: them as channels. parts: in training the results of bn_stats_kernel; otherwise NULL,
+// and the mean and variance are inputs.
+__global__ void bn_scale_kernel(bn_sizes z, bn_sizes groups, const double *parts, bn_inputs t, bn_outputs o,
+                                double *factors)
 {
-    int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (c >= z.c) return;
-    double mean = at_channel(t.mean, c, 0), var = at_channel(t.var, c, 1);
-    if (parts) join_stats(z, parts + 2 * c * z.segments, &mean, &var);
-    if (threadIdx.x % 32 != 0) return;
-    if (parts) {
-        store<double>(z.stats, o.mean, c, mean);
-        store<double>(z.stats, o.var, c, var);
-        mean = load<double>(z.stats, o.mean, c), var = load<double>(z.stats, o.var, c);  // as backward will read them
+    int64_t k = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (k >= groups.c) return;
+    double mean = at_channel(t.mean, k, 0), var = at_channel(t.var, k, 1);
+    if (parts) join_stats(groups, parts + 2 * k * groups.segments, &mean, &var);
+    if (threadIdx.x % 32 == 0 && parts) {
+        store<double>(z.stats, o.mean, k, mean);
+        store<double>(z.stats, o.var, k, var);
     }
-    factors[OF_G * z.c + c] = 0;
-    factors[OF_X * z.c + c] = ms_bn_scale(var, z.eps, at_channel(t.w, c, 1));
-    factors[ALONE * z.c + c] = at_channel(t.b, c, 0);
-    factors[CENTRE * z.c + c] = mean;
+    if (parts && z.stats == MS_F32) mean = (double)(float)mean, var = (double)(float)var;  // as backward will read them
+    for (int64_t c = k * z.share + threadIdx.x % 32; c < (k + 1) * z.share; c += 32) {
+        factors[OF_G * z.c + c] = 0;
+        factors[OF_X * z.c + c] = ms_bn_scale(var, z.eps, at_channel(t.w, c, 1));
+        factors[ALONE * z.c + c] = at_channel(t.b, c, 0);
+        factors[CENTRE * z.c + c] = mean;
+    }
 }
 
 // Stores in out the y or dx that the factors give. For dx, g is the gradient of y, NULL if there
@@ -139,7 +154,7 @@ template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const 
     __shared__ double shared[BLOCK];
     alignas(16) __shared__ S tile[2][ROUND];
     channel_part my = channel_part_of(z);
-    T m = (T)at_channel(mean, my.c, 0);
+    T m = (T)at_channel(mean, my.c / z.share, 0);
     double sg = 0, sgx = 0;
     for (int64_t first = my.from; first < my.to; first += ROUND) {
         fill_tile(tile[0], z, g, my.c, first, my.to);
@@ -158,37 +173,43 @@ template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const 
     parts[2 * (int64_t)blockIdx.x] = sg;
     parts[2 * (int64_t)blockIdx.x + 1] = sgx;
 }
-// Stores the gradients of each channel, and the factors of dx. A warp per channel. parts: the results of
-// bn_sums_kernel; NULL if there is no g, whose sums are then 0.
+// Adds the parts of a channel; every lane of the warp gets its sums of g and of g (x - mean).
+static __device__ inline void join_sums(const bn_sizes &z, const double *parts, int64_t c, ms_bn_sums *s)
+{
+    s->sg = s->sgx = 0;
+    if (!parts) return;
+    parts += 2 * c * z.segments;
+    for (int64_t k = threadIdx.x % 32; k < z.segments; k += 32) s->sg += parts[2 * k], s->sgx += parts[2 * k + 1];
+    s->sg = warp_sum(s->sg), s->sgx = warp_sum(s->sgx);
+}
+// Stores the gradients of each channel, and the factors of dx. A warp for the channels of each mean. parts: the results
+// of bn_sums_kernel; NULL if there is no g, whose sums are then 0.
 __global__ void bn_finish_kernel(bn_sizes z, const double *parts, bn_channels t, double *factors)
 {
-    int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (c >= z.c) return;
-    double sg = 0, sgx = 0;
-    if (parts) {
-        parts += 2 * c * z.segments;
-        for (int64_t s = threadIdx.x % 32; s < z.segments; s += 32) sg += parts[2 * s], sgx += parts[2 * s + 1];
-        sg = warp_sum(sg), sgx = warp_sum(sgx);
+    int64_t k = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, first = k * z.share, end = first + z.share;
+    if (end > z.c) return;
+    ms_bn_sums s = {};
+    s.var = at_channel(t.var, k, 1), s.eps = z.eps, s.count = (double)(z.n * z.s * z.share);
+    s.gmean = at_channel(t.gmean, k, 0), s.gvar = at_channel(t.gvar, k, 0), s.training = z.training;
+    for (int64_t c = first; c < end; c++) {
+        double w = at_channel(t.w, c, 1);
+        join_sums(z, parts, c, &s);
+        s.wsg += w * s.sg, s.wsgx += w * s.sgx;
     }
-    if (threadIdx.x % 32 != 0) return;
-    ms_bn_sums s = { at_channel(t.var, c, 1),
-                     z.eps,
-                     at_channel(t.w, c, 1),
-                     (double)(z.n * z.s),
-                     at_channel(t.gmean, c, 0),
-                     at_channel(t.gvar, c, 0),
-                     sg,
-                     sgx,
-                     z.training };
-    ms_bn_channel q = ms_bn_finish(&s);
-    if (t.dw) store<double>(z.stats, t.dw, c, q.dw);
-    if (t.db) store<double>(z.stats, t.db, c, q.db);
-    if (t.dmean) store<double>(z.stats, t.dmean, c, q.dmean);
-    if (t.dvar) store<double>(z.stats, t.dvar, c, q.dvar);
-    factors[OF_G * z.c + c] = q.of_g;
-    factors[OF_X * z.c + c] = q.of_x;
-    factors[ALONE * z.c + c] = q.alone;
-    factors[CENTRE * z.c + c] = at_channel(t.mean, c, 0);
+    for (int64_t c = first; c < end; c++) {
+        if (z.share > 1) join_sums(z, parts, c, &s);
+        if (threadIdx.x % 32 != 0) continue;
+        s.w = at_channel(t.w, c, 1);
+        ms_bn_channel q = ms_bn_finish(&s);
+        if (t.dw) store<double>(z.stats, t.dw, c, q.dw);
+        if (t.db) store<double>(z.stats, t.db, c, q.db);
+        if (t.dmean) store<double>(z.stats, t.dmean, c, q.dmean);
+        if (t.dvar) store<double>(z.stats, t.dvar, c, q.dvar);
+        factors[OF_G * z.c + c] = q.of_g;
+        factors[OF_X * z.c + c] = q.of_x;
+        factors[ALONE * z.c + c] = q.alone;
+        factors[CENTRE * z.c + c] = at_channel(t.mean, k, 0);
+    }
 }
 
 static by_channel channels_of(const ms_tensor *t) { return { t ? (int)t->dtype : MS_F32, t ? ms__data(t) : NULL }; }
@@ -210,14 +231,15 @@ static ms_status apply(ms_call *c, const planes &z, const ms_tensor *g, const ms
 #undef APPLY
 }
 
-// Memory for the factors of all channels, and for two parts per segment of each.
+// Memory for the factors of all channels, and for two parts per segment of each channel of z.
 struct bn_room : scratch {
     double *factors, *parts;
-    ms_status make(const ms_call *c, int device, const bn_sizes &z)
+    ms_status make(const ms_call *c, int device, int64_t channels, const bn_sizes &z)
     {
-        MS_TRY(alloc(c, device, (FACTORS + 2 * z.segments) * z.c * (int64_t)sizeof(double)));
+        int64_t n = FACTORS * channels;
+        MS_TRY(alloc(c, device, (n + 2 * z.segments * z.c) * (int64_t)sizeof(double)));
         factors = (double *)data;
-        parts = factors + FACTORS * z.c;
+        parts = factors + n;
         return MS_OK;
     }
 };
@@ -234,19 +256,19 @@ static ms_status run_batch_norm(ms_call *c)
 {
     ms_tensor *y = c->out[0];
     if (y->numel == 0) return nothing(c);
-    bn_sizes z = bn_sizes_of(c->in[0], 1, c->i[0] != 0, c->f[0]);
+    bn_sizes z = bn_sizes_of(c->in[0], c->n_i > 1 ? c->i[1] : 1, 1, c->i[0] != 0, c->f[0]), groups = groups_of(z, 1);
     const char *what = c->op->name;
     int index = index_of(y);
     held_inputs h;
     bn_room room;
     MS_TRY(h.hold(c));
-    MS_TRY(room.make(c, ms__device(y), z));
-    if (z.training) MS_TRY(stats(what, index, z, h.in[0], room.parts));
+    MS_TRY(room.make(c, ms__device(y), z.c, groups));
+    if (z.training) MS_TRY(stats(what, index, groups, h.in[0], room.parts));
     bn_inputs t = { {}, {}, channels_of(h.in[1]), channels_of(h.in[2]) };
     bn_outputs o = {};
     if (z.training) o = { ms__data(c->out[1]), ms__data(c->out[2]) };
     else t.mean = channels_of(h.in[3]), t.var = channels_of(h.in[4]);
-    MS_TRY(launch_blocks(what, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z,
+    MS_TRY(launch_blocks(what, index, bn_scale_kernel, up(groups.c, WARPS), BLOCK, z, groups,
                          (const double *)(z.training ? room.parts : NULL), t, o, room.factors));
     return apply(c, z, NULL, h.in[0], room.factors, y);
 }
@@ -254,30 +276,31 @@ static ms_status run_batch_norm(ms_call *c)
 static ms_status run_batch_norm_stats(ms_call *c)
 {
     if (c->in[0]->numel == 0) return nothing(c);
-    bn_sizes z = bn_sizes_of(c->in[0], 1, true, 1);
+    bn_sizes z = bn_sizes_of(c->in[0], 1, 1, true, 1);
     int index = index_of(c->in[0]);
     held_inputs h;
     bn_room room;
     MS_TRY(h.hold(c));
-    MS_TRY(room.make(c, ms__device(c->in[0]), z));
+    MS_TRY(room.make(c, ms__device(c->in[0]), z.c, z));
     MS_TRY(stats(c->op->name, index, z, h.in[0], room.parts));
     bn_outputs o = { ms__data(c->out[0]), ms__data(c->out[1]) };
-    return launch_blocks(c->op->name, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z, (const double *)room.parts,
+    return launch_blocks(c->op->name, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z, z, (const double *)room.parts,
                          bn_inputs {}, o, room.factors);
 }
 
 // Inputs: gradient (optional), x, weight (optional), mean, var, and optionally the gradients of mean and of var.
-// Integers: training, mask (rows/grad.h). Number: eps. Outputs: those of dx, dw, db, dmean, dvar that the mask selects.
+// Integers: training, channels that share statistics, mask (rows/grad.h). Number: eps. Outputs: those of dx, dw, db,
+// dmean, dvar that the mask selects.
 static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);
-    bn_sizes z = bn_sizes_of(c->in[1], 2, c->i[0] != 0, c->f[0]);
+    bn_sizes z = bn_sizes_of(c->in[1], c->i[1], 2, c->i[0] != 0, c->f[0]);
     const char *what = c->op->name;
     int index = index_of(c->in[1]);
     held_inputs h;
     bn_room room;
     MS_TRY(h.hold(c));
-    MS_TRY(room.make(c, ms__device(c->in[1]), z));
+    MS_TRY(room.make(c, ms__device(c->in[1]), z.c, z));
     bn_channels t = { channels_of(h.in[2]),        channels_of(h.in[3]),        channels_of(h.in[4]),
                       channels_of(h.in[5]),        channels_of(h.in[6]),        data_of(ms__grad_out(c, 1)),
                       data_of(ms__grad_out(c, 2)), data_of(ms__grad_out(c, 3)), data_of(ms__grad_out(c, 4)) };
@@ -289,7 +312,7 @@ static ms_status run_batch_norm_backward(ms_call *c)
         WITH_FLOAT_TYPE(z.dtype, SUMS)
 #undef SUMS
     }
-    MS_TRY(launch_blocks(what, index, bn_finish_kernel, up(z.c, WARPS), BLOCK, z,
+    MS_TRY(launch_blocks(what, index, bn_finish_kernel, up(z.c / z.share, WARPS), BLOCK, z,
                          (const double *)(h.in[0] ? room.parts : NULL), t, room.factors));
     return dx ? apply(c, z, h.in[0], h.in[1], room.factors, dx) : MS_OK;
 }

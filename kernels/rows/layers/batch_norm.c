@@ -9,8 +9,8 @@
 
 static int stats_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
 
-// Inputs: x [N, C, ...], and optionally weight, bias, running mean and running var. Integer: training. Number: eps.
-// Outputs: y; in training also mean and var.
+// Inputs: x [N, C, ...], and optionally weight, bias, running mean and running var. Integers: training, and the number
+// of adjacent channels that share their statistics. Number: eps. Outputs: y; in training also mean and var.
 static ms_status batch_norm_check(ms_call *c)
 {
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
@@ -20,6 +20,10 @@ static ms_status batch_norm_check(ms_call *c)
         return ms__call_fail(c, "the input needs at least 2 dimensions, batch and channels, got %s",
                              ms__tensor_text(x));
     bool training = c->i[0] != 0;
+    int64_t share = c->n_i > 1 ? c->i[1] : 1, statistics = x->shape[1] / (share > 0 ? share : 1);
+    if (share < 1 || x->shape[1] % share || (share > 1 && !training))
+        return ms__call_fail(c, "%lld channels cannot share statistics in the input %s%s", (long long)share,
+                             ms__shape_text(x->ndim, x->shape), training ? "" : " when not training");
     for (int k = 1; k < c->n_in; k++) {
         const ms_tensor *t = c->in[k];
         if (!t) continue;
@@ -35,13 +39,13 @@ static ms_status batch_norm_check(ms_call *c)
         return ms__call_fail(c, "needs a running mean and variance when not training");
     MS_TRY(ms__call_out_like(c, 0, x));
     for (int k = 1; training && k <= 2; k++)
-        MS_TRY(ms__call_out(c, k, stats_dtype(x->dtype), ms__device(x), 1, &x->shape[1]));
+        MS_TRY(ms__call_out(c, k, stats_dtype(x->dtype), ms__device(x), 1, &statistics));
     return MS_OK;
 }
 
 // Inputs: gradient (optional), x, weight (optional), mean, var, and optionally the gradients of mean and of var.
-// Integers: training, the mask (rows/grad.h). Number: eps. Outputs: those of dx, dw, db and, in evaluation, of the
-// gradients of the running statistics that the mask selects.
+// Integers: training, channels that share statistics, the mask (rows/grad.h). Number: eps. Outputs: those of dx, dw, db
+// and, in evaluation, of the gradients of the running statistics that the mask selects.
 static ms_status batch_norm_backward_check(ms_call *c)
 {
     const ms_tensor *x = c->in[1];
@@ -69,13 +73,13 @@ static ms_status batch_norm_backward(ms_backward_call *b)
         training ? b->gout[2] : NULL,
     };
     ms_tensor *out[5] = { NULL };
-    int64_t mask = 0, i[2] = { training, 0 };
+    int64_t mask = 0, i[3] = { training, b->n_i > 1 ? b->i[1] : 1, 0 };
     int n_out = 0, o = 0;
     for (int k = 0; k < b->n_in; k++)
         if (b->need[k] && (k < 3 || !training)) mask |= (int64_t)1 << k, n_out++;
     if (!n_out || (!in[0] && !in[5] && !in[6])) return MS_OK;
-    i[1] = mask;
-    MS_TRY(ms__run_op(&op_batch_norm_backward, &(ms_op_args) { 7, in, 2, i, b->n_f, b->f }, n_out, out));
+    i[2] = mask;
+    MS_TRY(ms__run_op(&op_batch_norm_backward, &(ms_op_args) { 7, in, 3, i, b->n_f, b->f }, n_out, out));
     for (int k = 0; k < b->n_in; k++)
         if (mask >> k & 1) b->gin[k] = out[o++];
     for (int k = 1; k < b->n_in; k++)  // the kernel computes gradients of half-type weights in float32
@@ -88,14 +92,15 @@ static ms_status batch_norm_backward(ms_backward_call *b)
 }
 
 static const ms_op op_batch_norm =
-    MS_ROW("batch_norm", 1, 5, .takes = "weight?, bias?, running_mean?, running_var? | training?; eps",
+    MS_ROW("batch_norm", 1, 5, .takes = "weight?, bias?, running_mean?, running_var? | training?, share=1; eps",
            .doc = "Normalizes each channel by the batch's mean and variance (training, which returns them, too) or by "
-                  "given ones.",
+                  "given ones. In training, groups of `share` adjacent channels may have theirs together.",
            .flags = MS_OP_WIDE, .save_in = 1 | 2 | 8 | 16, .save_out = 2 | 4, .check = batch_norm_check,
            .run = { [MS_CPU] = ms__cpu_batch_norm }, .backward = batch_norm_backward,
            .samples =
                "[5,3] [3] [3] i=1 f=1e-5; [5,3] i=1 f=1e-5; [4,3,2] [3] i=1 f=1e-3; [2,3,4,5] [3] [3] i=1 f=1e-5; "
-               "[3,70] [70] [70] i=1 f=1e-5; [7,3] [3] [3] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
+               "[3,70] [70] [70] i=1 f=1e-5; [2,6,5] [6] [6] i=1,3 f=1e-5; [5,4] [4] - i=1,2 f=1e-3; [1,40,17] [40] "
+               "[40] i=1,8 f=1e-5; [7,3] [3] [3] i=1 f=1e-5; [2,2,5,7] - [2] i=1 f=1e-5; "
                "[5,3] [3] [3] [3] [3]+ i=0 f=1e-5; [2,3,4,5] [3] [3] [3] [3]+ i=0 f=1e-3; [4,3,2] - - [3] [3]+ i=0 "
                "f=1e-5; [0,3] [3] [3] [3] [3]+ i=0 f=1e-5");
 
@@ -119,8 +124,8 @@ static ms_status stats_backward(ms_backward_call *b)
 {
     ms_tensor *in[] = { NULL, b->in[0], NULL, b->out[0], b->out[1], b->gout[0], b->gout[1] };
     if (!b->need[0] || (!b->gout[0] && !b->gout[1])) return MS_OK;
-    return ms__run_op(&op_batch_norm_backward, &(ms_op_args) { 7, in, 2, (int64_t[]) { true, 1 }, 1, (double[]) { 1 } },
-                      1, &b->gin[0]);
+    return ms__run_op(&op_batch_norm_backward,
+                      &(ms_op_args) { 7, in, 3, (int64_t[]) { true, 1, 1 }, 1, (double[]) { 1 } }, 1, &b->gin[0]);
 }
 
 static const ms_op op_batch_norm_stats =

@@ -88,9 +88,10 @@ function M.add_rms_norm(x, residual, w, n, eps) return add_rms_norm(x, residual,
 
 local batch_norm = positional "batch_norm"
 
--- Returns the normalised x; in training also the batch's mean and biased variance of each channel.
-function M.batch_norm(x, w, b, mean, var, training, eps)
-  local y = batch_norm(x, w, b, mean, var, training, eps)
+-- Returns the normalised x; in training also the batch's mean and biased variance of each channel, or of every `share`
+-- adjacent channels (default: 1).
+function M.batch_norm(x, w, b, mean, var, training, eps, share)
+  local y = batch_norm(x, w, b, mean, var, training, share, eps)
   if training then return y, wrap(a_out[1]), wrap(a_out[2]) end
   return y
 end

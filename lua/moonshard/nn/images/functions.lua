@@ -3,14 +3,15 @@
 --- and local response normalisation.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local resampling = require "moonshard.nn.images.resampling"
 local scope = require "moonshard.tensor.scope"
-local shape = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 local windows = require "moonshard.nn.pooling.windows"
 
+local op_pad = engine.op "pad"
 local a_tensor, info_of, raise, run = tensor.a_tensor, tensor.info_of, errors.raise, scope.scope
 local M = {}
 
@@ -97,7 +98,7 @@ end
 -- Adds elements of one value, or removes elements. pad: { before, after } of the last dimension, then of
 -- the one before it, and so on.
 local function pad_with_value(x, pad, value)
-  local y = x
+  local y, sides, added = x, {}, false
   for k = 1, #pad, 2 do
     local d, before, after = x.ndim - (k - 1) / 2, pad[k], pad[k + 1]
     local size = y:size(d)
@@ -108,19 +109,13 @@ local function pad_with_value(x, pad, value)
       local first = math.max(-before, 0)
       y = y:narrow(d, first + 1, size - first - math.max(-after, 0))
     end
-    local parts = {}
-    local function block(n)
-      if n <= 0 then return end
-      local sizes = { unpack(y.shape) }
-      sizes[d] = n
-      parts[#parts + 1] = create.full(sizes, value, { dtype = y.dtype, device = y.device })
-    end
-    block(before)
-    parts[#parts + 1] = y
-    block(after)
-    y = #parts > 1 and shape.cat(parts, d) or y
+    sides[k], sides[k + 1] = math.max(before, 0), math.max(after, 0)
+    added = added or before > 0 or after > 0
   end
-  return rawequal(y, x) and x:clone() or y
+  if not added then return rawequal(y, x) and x:clone() or y end
+  for k = 1, #pad do engine.a_i[k - 1] = sides[k] end
+  engine.a_f[0] = value
+  return tensor.wrap(tensor.call1_with(op_pad, y, "pad", #pad, 1))
 end
 
 local pad_spec = { mode = opts.one_of({ "constant", "reflect", "replicate", "circular" }, "constant"), value = 0 }

@@ -28,12 +28,13 @@ local function affine(y, w, b)
   return (ops.batch_norm(y, w, b, create.zeros(y:size(2), o), create.ones(y:size(2), o), false, 0))
 end
 
--- Normalises each channel of each sample, as a channel of batch_norm.
-local function instances(x, w, b, eps)
+-- Normalises every `share` adjacent channels of each sample, as channels of batch_norm that share their statistics.
+local function instances(x, w, b, eps, share)
   local N, C = x:size(1), x:size(2)
   if x:numel() == 0 then return affine(x, w, b) end
   local function for_each(t) return t and t:unsqueeze(1):expand(N, C):reshape(-1) end
-  return (ops.batch_norm(x:reshape(1, N * C, -1), for_each(w), for_each(b), nil, nil, true, eps)):reshape(x.shape)
+  local y = ops.batch_norm(x:reshape(1, N * C, -1), for_each(w), for_each(b), nil, nil, true, eps, share)
+  return y:reshape(x.shape)
 end
 
 --- Normalises each sample over groups of channels: (x - mean) / sqrt(var + eps) * w + b (Wu & He 2018). Errors: groups
@@ -65,6 +66,7 @@ function M.group_norm(x, num_groups, w, b, given)
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
   return run(function()
+    if x:numel() > N * C then return instances(x, w, b, eps, C / num_groups) end  -- else a channel is one number
     local y = x:numel() == 0 and x or ops.layer_norm(x:reshape(rows, n), nil, nil, 1, eps):reshape(x.shape)
     return affine(y, w, b)
   end)

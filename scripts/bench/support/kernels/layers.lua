@@ -13,7 +13,6 @@ local GROUPS = "images are copied to and from oneDNN's layouts for 32 channels a
 local ALONE = "a channel alone: sums stay in memory, 8 elements of the kernel at a time"
 local SMALL = "products of 64 rows: operands are packed as long as they are multiplied"
 local FEW = "3 to 16 channels: oneDNN's layouts are for multiples of 16"
-local SEVERAL = "two operators, each over the whole tensor"
 local AGAIN = "reads each channel again from L1"
 local LINES = "5 passes and a transposition through L1, whose loads and stores are as many as their arithmetic"
 local BLENDS = "all three cases of the sign, blended"
@@ -79,7 +78,7 @@ function M.cases(quick)
   local n = images:numel()
   both("group_norm, 8 groups", 8 * n, 0.5 * n, { images, w, b }, function()
     return F.group_norm(images, 8, w, b)
-  end, SEVERAL)
+  end, AGAIN)
   both("instance_norm", 8 * n, 0.5 * n, { images, w, b }, function()
     return F.instance_norm(images, nil, nil, w, b)
   end, AGAIN)
