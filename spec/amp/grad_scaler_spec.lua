@@ -469,7 +469,7 @@ for _, world in ipairs { 2, 3 } do
 
     -- Ways to leave gradients unreduced. Each returns the wrapped model, and a function that runs fn without the
     -- reduction.
-    local quietly = require("spec.support.wrapped").quietly
+    local quietly, ways = require("spec.support.wrapped").quietly, require "spec.support.ways"
     local WAYS = {
       ["FSDP"] = function(m)
         m = quietly(ms.fsdp.FSDP, m)
@@ -481,28 +481,16 @@ for _, world in ipairs { 2, 3 } do
       end,
       ["fully_shard, gradient sync"] = function(m)
         ms.fsdp.fully_shard(m)
-        return m, function(fn)
-          m:set_requires_gradient_sync(false)
-          fn()
-          m:set_requires_gradient_sync(true)
-        end
+        return m, function(fn) ways.without(m, "set_requires_gradient_sync", fn) end
       end,
       ["fully_shard, all-reduce"] = function(m)
         ms.fsdp.fully_shard(m, { mesh = ms.dist.init_device_mesh("cpu", { world, 1 },
           { names = { "replicate", "shard" } }) })
-        return m, function(fn)
-          m:set_requires_all_reduce(false)
-          fn()
-          m:set_requires_all_reduce(true)
-        end
+        return m, function(fn) ways.without(m, "set_requires_all_reduce", fn) end
       end,
       ["fully_shard, last backward"] = function(m)
         ms.fsdp.fully_shard(m)
-        return m, function(fn)
-          m:set_is_last_backward(false)
-          fn()
-          m:set_is_last_backward(true)
-        end
+        return m, function(fn) ways.without(m, "set_is_last_backward", fn) end
       end,
     }
     for way, make in ms.sorted_pairs(WAYS) do

@@ -3,6 +3,7 @@
 --- gradients are not added to those of the next step, and are not lost without an error.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local ways = require "spec.support.ways"
 
 local STRATEGIES = { "full_shard", "shard_grad_op", "no_shard" }
 
@@ -15,12 +16,7 @@ for _, world in ipairs { 2, 4 } do
     local fronts = {
       fully_shard = function(m)
         fsdp.fully_shard(m)
-        return m, function(fn)
-          m:set_requires_gradient_sync(false)
-          local ok, why = pcall(fn)
-          m:set_requires_gradient_sync(true)
-          if not ok then error(why, 0) end
-        end
+        return m, function(fn) ways.without(m, "set_requires_gradient_sync", fn) end
       end,
     }
     for _, strategy in ipairs(STRATEGIES) do
@@ -34,12 +30,7 @@ for _, world in ipairs { 2, 4 } do
     if world == 4 then
       fronts["fully_shard, all-reduce"] = function(m)
         fsdp.fully_shard(m, { mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } }) })
-        return m, function(fn)
-          m:set_requires_all_reduce(false)
-          local ok, why = pcall(fn)
-          m:set_requires_all_reduce(true)
-          if not ok then error(why, 0) end
-        end
+        return m, function(fn) ways.without(m, "set_requires_all_reduce", fn) end
       end
     end
 

@@ -3,6 +3,7 @@
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
+local ways = require "spec.support.ways"
 
 local function net(seed, dtype)
   local ms, nn = load()
@@ -10,22 +11,11 @@ local function net(seed, dtype)
   return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)):to(dtype or "float32")
 end
 
-local function classic(options)
-  return function(m, given)
-    local _, _, fsdp = load()
-    local o = {}
-    for _, list in ipairs { options, given or {} } do
-      for name, value in pairs(list) do o[name] = value end
-    end
-    return fsdp.FSDP(m, o)
-  end
-end
-
 local WAYS = {
-  { "fully_shard", function(m, given) return load().fsdp.fully_shard(m, given) end },
-  { "FSDP", classic {} },
-  { "FSDP", classic { use_orig_params = true, sharding_strategy = "shard_grad_op" } },
-  { "FSDP", classic { sharding_strategy = "no_shard" } },
+  { "fully_shard", ways.fully_shard {} },
+  { "FSDP", ways.FSDP {} },
+  { "FSDP", ways.FSDP({}, { use_orig_params = true, sharding_strategy = "shard_grad_op" }) },
+  { "FSDP", ways.FSDP({}, { sharding_strategy = "no_shard" }) },
 }
 
 -- Changes one parameter of m, of rank `rank` only.

@@ -3,6 +3,7 @@
 --- paired with the others' previous step: every rank gets the error, and they continue together.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local ways = require "spec.support.ways"
 
 local function net()
   local ms, nn = load()
@@ -10,48 +11,26 @@ local function net()
   return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 end
 
-local function sharded(options)
-  return function()
-    local _, _, fsdp = load()
-    local model = net()
-    if options then
-      fsdp.fully_shard(model[1], options)
-      fsdp.fully_shard(model[3], options)
-    end
-    return fsdp.fully_shard(model, options)
-  end
-end
-
-local function classic(strategy, nested)
-  return function()
-    local _, _, fsdp, _, quietly = load()
-    return quietly(function()
-      local options, model = { sharding_strategy = strategy, use_orig_params = nested }, net()
-      if nested then
-        model[1] = fsdp.FSDP(model[1], options)
-        model[3] = fsdp.FSDP(model[3], options)
-      end
-      return fsdp.FSDP(model, options)
-    end)
-  end
+local function nested(strategy)
+  return ways.FSDP({ "1", "3" }, { sharding_strategy = strategy, use_orig_params = true })
 end
 
 local WAYS = {
-  { "fully_shard of the root", sharded() },
-  { "fully_shard, reshard_after_forward = false", sharded { reshard_after_forward = false } },
-  { "fully_shard, reshard_after_forward = true", sharded { reshard_after_forward = true } },
-  { "FSDP of the root", classic "full_shard" },
-  { "FSDP, full_shard", classic("full_shard", true) },
-  { "FSDP of the root, shard_grad_op", classic "shard_grad_op" },
-  { "FSDP, shard_grad_op", classic("shard_grad_op", true) },
+  { "fully_shard of the root", ways.fully_shard {} },
+  { "fully_shard, reshard_after_forward = false", ways.fully_shard({ "1", "3" }, { reshard_after_forward = false }) },
+  { "fully_shard, reshard_after_forward = true", ways.fully_shard({ "1", "3" }, { reshard_after_forward = true }) },
+  { "FSDP of the root", ways.FSDP {} },
+  { "FSDP, full_shard", nested "full_shard" },
+  { "FSDP of the root, shard_grad_op", ways.FSDP({}, { sharding_strategy = "shard_grad_op" }) },
+  { "FSDP, shard_grad_op", nested "shard_grad_op" },
 }
 
 for _, world in ipairs { 2, 3 } do
   ranks.describe(world, ("a backward that one of %d ranks leaves out"):format(world), function(rank)
     for _, way in ipairs(WAYS) do
       it("raises on all of them: " .. way[1], function()
-        local ms, _, fsdp = load()
-        local model = way[2]()
+        local ms, _, fsdp, _, quietly = load()
+        local model = quietly(way[2], net())
         local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
         local good, told, step = 0, nil, 0
         while good < 5 do
@@ -84,9 +63,9 @@ for _, world in ipairs { 2, 3 } do
     end
 
     it("is no error if all ranks leave it out, nor are two forwards before their backwards", function()
-      local ms, _, fsdp = load()
+      local ms, _, fsdp, _, quietly = load()
       for _, way in ipairs(WAYS) do
-        local model, want = way[2](), net()
+        local model, want = quietly(way[2], net()), net()
         model(ms.ones(2, 4))
         local a, b = model(ms.ones(2, 4) * (rank + 1)):pow(2):sum(), model(ms.ones(2, 4) * (rank + 2)):pow(2):sum()
         b:backward()

@@ -2,6 +2,7 @@
 --- Losses of features that a hook keeps from inside of a unit, whose output may be unused: trained as in one process.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local ways = require "spec.support.ways"
 
 -- output: what the loss uses of the model's output: "unused", "used", or "detached": it needs no gradient.
 local function net(output)
@@ -26,40 +27,19 @@ local function net(output)
     m.seen:register_hook(function() m.calls = m.calls + 1 end)
     return out
   end)
-  return m, Block
-end
-
-local function sharded(...)
-  local names = { ... }
-  return function(m)
-    local _, _, fsdp = load()
-    for _, name in ipairs(names) do
-      local target = m
-      for part in name:gmatch "[^.]+" do target = target[part] end
-      fsdp.fully_shard(target)
-    end
-    return fsdp.fully_shard(m)
-  end
-end
-
-local function classic(options, linear)
-  return function(m, Block)
-    local _, nn, fsdp = load()
-    local o = { auto_wrap_policy = fsdp.wrap.module_wrap_policy { Block, linear and nn.Linear or Block } }
-    for name, value in pairs(options) do o[name] = value end
-    return fsdp.FSDP(m, o)
-  end
+  return m
 end
 
 local WAYS = {
-  { "fully_shard of the block", sharded("block", "after") },
-  { "fully_shard of every child", sharded("before", "block", "after") },
-  { "fully_shard of a child of the block", sharded("block.first", "block", "after") },
-  { "fully_shard of the root", sharded() },
-  { "FSDP of the block", classic {} },
-  { "FSDP of the block, original parameters", classic { use_orig_params = true } },
-  { "FSDP without prefetching", classic { backward_prefetch = "none" } },
-  { "FSDP of every layer", classic({ sharding_strategy = "shard_grad_op" }, true) },
+  { "fully_shard of the block", ways.fully_shard { "block", "after" } },
+  { "fully_shard of every child", ways.fully_shard { "before", "block", "after" } },
+  { "fully_shard of a child of the block", ways.fully_shard { "block.first", "block", "after" } },
+  { "fully_shard of the root", ways.fully_shard {} },
+  { "FSDP of the block", ways.FSDP { "block" } },
+  { "FSDP of the block, original parameters", ways.FSDP({ "block" }, { use_orig_params = true }) },
+  { "FSDP without prefetching", ways.FSDP({ "block" }, { backward_prefetch = "none" }) },
+  { "FSDP of every layer", ways.FSDP({ "before", "block.first", "block.inner", "block.outer", "block", "after" },
+    { sharding_strategy = "shard_grad_op" }) },
 }
 
 for world = 1, 4 do
@@ -92,7 +72,7 @@ for world = 1, 4 do
     it("gather the unit once, and call the features' hooks once", function()
       local _, _, fsdp = load()
       local ms = load()
-      local m = sharded("block", "after")(net "unused")
+      local m = ways.fully_shard { "block", "after" }(net "unused")
       for _ = 1, 2 do
         local loss = m(ms.ones(3, 4)):sum()
         local events = fsdp.record(function() loss:backward() end)

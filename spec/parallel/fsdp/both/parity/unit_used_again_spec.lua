@@ -2,6 +2,7 @@
 --- A unit that is used several times in a forward, some of them inside of checkpoints, has DDP's bits.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local ways = require "spec.support.ways"
 
 local function again(m, x) return m.a(x):tanh() end
 
@@ -30,23 +31,11 @@ local function net(plan)
   return Net()
 end
 
-local function classic(options)
-  return function(m)
-    local _, nn, fsdp = load()
-    local o = { auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Linear } }
-    for name, value in pairs(options) do o[name] = value end
-    return fsdp.FSDP(m, o)
-  end
-end
-
 local WAYS = {
-  { "fully_shard", function(m)
-    local _, _, fsdp = load()
-    for _, name in ipairs { "a", "b" } do fsdp.fully_shard(m[name]) end
-    return fsdp.fully_shard(m)
-  end },
-  { "FSDP", classic {} },
-  { "FSDP, original parameters, shard_grad_op", classic { use_orig_params = true, sharding_strategy = "shard_grad_op" } },
+  { "fully_shard", ways.fully_shard { "a", "b" } },
+  { "FSDP", ways.FSDP { "a", "b", "head" } },
+  { "FSDP, original parameters, shard_grad_op", ways.FSDP({ "a", "b", "head" },
+    { use_orig_params = true, sharding_strategy = "shard_grad_op" }) },
 }
 
 for world = 1, 4 do

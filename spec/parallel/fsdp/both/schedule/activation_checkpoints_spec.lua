@@ -2,6 +2,7 @@
 --- Activation checkpoints around and inside units: backward gathers and reduces in the same order as without them, one
 --- unit ahead (docs/semantics.md#lifecycle), and gradients equal those of one process.
 local ranks = require "spec.support.ranks"
+local ways = require "spec.support.ways"
 
 -- Ways in which a model runs its layers.
 local regions = {
@@ -63,21 +64,9 @@ local function make(kind, inside)
   return Net()
 end
 
-local function rows(options)
-  return function(m)
-    local fsdp = require "moonshard.parallel.fsdp"
-    for _, l in ipairs(m.layers) do fsdp.fully_shard(l, options) end
-    return fsdp.fully_shard(m, options)
-  end
-end
-
-local function classic(options)
-  return function(m)
-    local fsdp = require "moonshard.parallel.fsdp"
-    for k, l in ipairs(m.layers) do m.layers[k] = fsdp.FSDP(l, options) end
-    return fsdp.FSDP(m, options)
-  end
-end
+local LAYERS = { "layers.1", "layers.2", "layers.3", "layers.4" }
+local function rows(options) return ways.fully_shard(LAYERS, options) end
+local function classic(options) return ways.FSDP(LAYERS, options) end
 
 local fronts = {
   { "fully_shard", rows {} }, { "fully_shard that keeps its parameters", rows { reshard_after_forward = false } },

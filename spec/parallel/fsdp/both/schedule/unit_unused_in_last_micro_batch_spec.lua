@@ -3,6 +3,7 @@
 --- reduced all the same, as those of one process.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local ways = require "spec.support.ways"
 
 local function net()
   local ms, nn = load()
@@ -15,26 +16,10 @@ end
 
 local PLANS = { { "a", "b" }, { "a", "a", "b" }, { "a", "none" }, { "none", "a", "b" } }
 
-local function classic(options)
-  return function(m)
-    local _, nn, fsdp = load()
-    local o = { auto_wrap_policy = fsdp.wrap.module_wrap_policy { nn.Linear } }
-    for name, value in pairs(options()) do o[name] = value end
-    return fsdp.FSDP(m, o)
-  end, function(m, micro) m:no_sync(micro) end
-end
-
-local function sharded(mesh, switch)
-  return function(m)
-    local _, _, fsdp = load()
-    local o = { mesh = mesh and mesh() }
-    for _, part in ipairs { "a", "b", "head" } do fsdp.fully_shard(m[part], o) end
-    return fsdp.fully_shard(m, o)
-  end, function(m, micro)
-    m[switch](m, false)
-    micro()
-    m[switch](m, true)
-  end
+local PARTS = { "a", "b", "head" }
+local function classic(options) return ways.FSDP(PARTS, options), function(m, micro) m:no_sync(micro) end end
+local function sharded(switch, options)
+  return ways.fully_shard(PARTS, options), function(m, micro) ways.without(m, switch, micro) end
 end
 
 local function grid() return load().dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } }) end
@@ -42,19 +27,20 @@ local function grid() return load().dist.init_device_mesh("cpu", { 2, 2 }, { nam
 for world = 1, 4 do
   ranks.describe(world, ("a unit that the last of several micro-batches does not use, over %d ranks"):format(world),
     function(rank)
-      local ways = {
-        { "fully_shard", sharded(nil, "set_requires_gradient_sync") },
-        { "FSDP", classic(function() return {} end) },
-        { "FSDP, original parameters", classic(function() return { use_orig_params = true } end) },
-        { "FSDP, shard_grad_op", classic(function() return { sharding_strategy = "shard_grad_op" } end) },
-        { "FSDP, no_shard", classic(function() return { sharding_strategy = "no_shard" } end) },
+      local list = {
+        { "fully_shard", sharded "set_requires_gradient_sync" },
+        { "FSDP", classic {} },
+        { "FSDP, original parameters", classic { use_orig_params = true } },
+        { "FSDP, shard_grad_op", classic { sharding_strategy = "shard_grad_op" } },
+        { "FSDP, no_shard", classic { sharding_strategy = "no_shard" } },
       }
       if world == 4 then
-        ways[6] = { "FSDP, hybrid", classic(function() return { sharding_strategy = "hybrid_shard", device_mesh = grid() } end) }
-        ways[7] = { "fully_shard over a mesh", sharded(grid, "set_requires_gradient_sync") }
-        ways[8] = { "fully_shard over a mesh, without all-reduce", sharded(grid, "set_requires_all_reduce") }
+        local function over_grid() return { mesh = grid() } end
+        list[6] = { "FSDP, hybrid", classic(function() return { sharding_strategy = "hybrid_shard", device_mesh = grid() } end) }
+        list[7] = { "fully_shard over a mesh", sharded("set_requires_gradient_sync", over_grid) }
+        list[8] = { "fully_shard over a mesh, without all-reduce", sharded("set_requires_all_reduce", over_grid) }
       end
-      for _, way in ipairs(ways) do
+      for _, way in ipairs(list) do
         for _, plan in ipairs(PLANS) do
           it(("%s: %s"):format(way[1], table.concat(plan, " then ")), function()
             local ms, _, fsdp, _, quietly = load()
@@ -85,7 +71,7 @@ for world = 1, 4 do
 
       it("does not get what the script has cleared", function()
         local ms, _, _, _, quietly = load()
-        local m = quietly(ways[2][2], net())
+        local m = quietly(list[2][2], net())
         m:no_sync(function() m(ms.ones(2, 4), "a"):sum():backward() end)
         m:zero_grad()
         m(ms.ones(2, 4), "b"):sum():backward()

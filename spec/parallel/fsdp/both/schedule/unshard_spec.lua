@@ -2,6 +2,7 @@
 --- Explicit gathers before the forward that needs them: unshard of fully_shard's modules and _unshard of FSDP
 --- instances, blocking or with a handle: equal results and no further collective.
 local ranks = require "spec.support.ranks"
+local ways = require "spec.support.ways"
 local message = require "spec.support.message"
 local load = require("spec.support.wrapped").load
 
@@ -28,19 +29,12 @@ local function net()
   return Net()
 end
 
-local KINDS = {
-  fully_shard = function(m, fsdp)
-    for _, name in ipairs { "in1", "in2", "out1", "out2" } do fsdp.fully_shard(m[name]) end
-    return fsdp.fully_shard(m)
-  end,
-}
+local PARTS = { "in1", "in2", "out1", "out2" }
+local KINDS = { fully_shard = ways.fully_shard(PARTS) }
 for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
   for _, pieces in ipairs { false, true } do
-    KINDS[strategy .. (pieces and ", use_orig_params" or "")] = function(m, fsdp)
-      local options = { sharding_strategy = strategy, use_orig_params = pieces }
-      for _, name in ipairs { "in1", "in2", "out1", "out2" } do m[name] = fsdp.FSDP(m[name], options) end
-      return fsdp.FSDP(m, options)
-    end
+    KINDS[strategy .. (pieces and ", use_orig_params" or "")] = ways.FSDP(PARTS,
+      { sharding_strategy = strategy, use_orig_params = pieces })
   end
 end
 local NAMES = {}
@@ -54,7 +48,7 @@ for world = 1, 4 do
         local ms, _, fsdp, dist, quietly = load()
         for _, how in ipairs { { "sync" }, { "async" }, { "async", true } } do
           local plain, inner = net(), net()
-          local model = quietly(KINDS[name], inner, fsdp)
+          local model = quietly(KINDS[name], inner)
           inner.how, inner.waits = how[1], how[2]
           local optimizers = { ms.optim.SGD(plain:parameters(), { lr = 0.05 }),
             ms.optim.SGD(model:parameters(), { lr = 0.05 }) }

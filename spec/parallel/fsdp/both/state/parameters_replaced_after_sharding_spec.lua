@@ -3,6 +3,7 @@
 --- error that names them before a step is made.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
+local ways = require "spec.support.ways"
 
 local function net()
   local ms, nn = load()
@@ -16,26 +17,12 @@ local function net()
   return Net()
 end
 
-local function classic(options, children)
-  return function(m)
-    local _, nn, fsdp = load()
-    local o = { auto_wrap_policy = children and fsdp.wrap.module_wrap_policy { nn.Linear } or nil }
-    for name, value in pairs(options) do o[name] = value end
-    return fsdp.FSDP(m, o)
-  end
-end
-
+local CHILDREN, PIECES = { "a", "b.1" }, { use_orig_params = true }
 local WAYS = {
-  shard = function(m) return load().fsdp.fully_shard(m) end,
-  shard_children = function(m)
-    local _, _, fsdp = load()
-    fsdp.fully_shard(m.a)
-    fsdp.fully_shard(m.b[1])
-    return fsdp.fully_shard(m)
-  end,
-  flat = classic {}, flat_children = classic({}, true),
-  pieces = classic { use_orig_params = true }, pieces_children = classic({ use_orig_params = true }, true),
-  no_shard = classic { sharding_strategy = "no_shard" },
+  shard = ways.fully_shard {}, shard_children = ways.fully_shard(CHILDREN),
+  flat = ways.FSDP {}, flat_children = ways.FSDP(CHILDREN),
+  pieces = ways.FSDP({}, PIECES), pieces_children = ways.FSDP(CHILDREN, PIECES),
+  no_shard = ways.FSDP({}, { sharding_strategy = "no_shard" }),
 }
 
 local function fresh()
