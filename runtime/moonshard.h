@@ -845,6 +845,49 @@ MS_API double ms_hash_below(double a, double b, double c, double n);         // 
 MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip,
                                  const double *scored, int length, double ignore, ms_id *out);
 
+// ---- texts -------------------------------------------------------------------------------------
+
+// Texts to tokens as SentencePiece does it. Memory belongs to the caller; no text has 2^29 bytes or more.
+// A slot of a table. Pairs of tokens that join are a hash table of 2^pair_bits slots, half of which are used: the ids a
+// and b, a = -1 in an empty slot, the pair's rank x, the least of which is joined first, and the id y that they join
+// to. A trie of tokens is a double array (Aoe 1989) of whole blocks of 256 slots: byte c leads from slot k to slot k.b
+// ^ c if that one's a is k, and y is the id of the token that ends there, or -1. The root is slot 0.
+typedef struct {
+    int32_t a, b, x, y;
+} ms_text_slot;
+typedef struct {
+    const ms_text_slot *trie, *pairs;
+    const double *scores;  // by id
+    const int32_t *bytes;  // the token of each byte, or -1, for characters that have none; NULL: none
+    double unknown_score;
+    int32_t pair_bits, unknown;  // unknown: the id of characters without a token, or -1
+    int32_t single;  // 1: scores are added in single precision, and a byte's token has its byte; 0: a character's
+                     // first byte has all of them
+    int32_t cuts;    // 1: no token has the sign of a space (U+2581) after another character
+} ms_text_model;
+// A map of characters, in darts-clone's units; what else is changed: a space before the text, several spaces to one,
+// spaces to U+2581.
+typedef struct {
+    const uint32_t *units;
+    const char *texts;
+    int32_t count, texts_size, prefix, squeezes, escapes;
+} ms_text_map;
+// The end of a token, on the way to the best division of a text.
+typedef struct {
+    double best;
+    int32_t from, id;
+} ms_text_end;
+// Adds an entry to a table of pairs, unless the pair is there.
+MS_API void ms_text_add(ms_text_slot *slots, int bits, int a, int b, int x, int y);
+// Writes the normalized text and, unless origins is NULL, for each of its bytes and what follows them the byte of the
+// text that it comes from. Returns its size; -1 if `room` is too small.
+MS_API int ms_text_normalize(const ms_text_map *m, const char *text, int n, char *out, int *origins, int room);
+// Writes the tokens of a text, at most one a byte, and the numbers of their bytes; returns how many. ends: n + 1
+// elements, whose first and last `best` are the sums of scores before the text and after it.
+MS_API int ms_text_unigram(const ms_text_model *m, const char *text, int n, ms_text_end *ends, int *ids, int *sizes);
+// The same by joining pairs; -1 without memory.
+MS_API int ms_text_bpe(const ms_text_model *m, const char *text, int n, int *ids, int *sizes);
+
 // ---- captured steps ----------------------------------------------------------------------------
 
 // A step that is recorded while it runs once, and repeated without the script: the same operators, backward, clipping,

@@ -100,34 +100,105 @@ describe("a text without offsets", function()
   end
 end)
 
-describe("chunks of a unigram model", function()
-  local chunks, unigram = require "moonshard.text.chunks", require "moonshard.text.unigram"
+describe("models in the engine", function()
+  local bpe, vocabulary = require "moonshard.text.bpe", require "moonshard.text.vocabulary"
   local SIGN = "\226\150\129"
 
-  it("have the tokens of the whole text where rounding decides", function()
-    -- Tokens of several characters score as these do, but for the sixth digit.
-    local ids, scores, n = {}, {}, 0
-    for token in ("a b c _ aa ab ba bc aab bca _a _bc ccc"):gsub("_", SIGN):gmatch "%S+" do
-      ids[token] = n
-      scores[n] = -5.4321 * #token:gsub(SIGN, "s") + (n % 5 - 2) * 1e-5
-      rounded[0] = scores[n]
-      scores[n], n = rounded[0], n + 1
-    end
-    local model = unigram.new { ids = ids, scores = scores, unknown = 99, single = true, cut = SIGN }
-    local of = chunks.new { model = model, sign = SIGN, prefix = true, squeezes = false,
-      maps = function(s) return s:gsub(" ", SIGN), false, false end }
-    local words, seed = {}, 3
-    for k = 1, 3000 do
+  local function single(x)
+    rounded[0] = x
+    return rounded[0]
+  end
+
+  local function text_of(seed, n)
+    local words = {}
+    for k = 1, n do
       seed = seed * 16807 % 2147483647
       words[k] = ("abc"):sub(1 + seed % 3) .. ("aabcca"):sub(1 + seed % 5, 1 + seed % 7) .. ("c"):rep(seed % 4)
+        .. (k % 50 == 0 and "zy" or k % 70 == 0 and ("abcab"):rep(40) or "")
     end
-    local text = table.concat(words, " ")
-    for _ = 1, 2 do
-      local list = { n = 0, room = 30000, ids = ffi.new "int64_t[30000]" }
-      assert.is_true(of:add(list, text))
-      local want = model:encode(SIGN .. text:gsub(" ", SIGN))
-      assert.are.equal(want.n, list.n)
-      for k = 1, want.n do assert.are.equal(want[k], tonumber(list.ids[k - 1])) end
+    return SIGN .. table.concat(words, SIGN)
+  end
+
+  -- Tokens of several characters score as these do, but for the sixth digit.
+  local function tokens()
+    local ids, scores, n = {}, {}, 0
+    for token in ("a b c _ aa ab ba bc aab bca _a _bc ccc abcab"):gsub("_", SIGN):gmatch "%S+" do
+      ids[token] = n
+      scores[n], n = single(-5.4321 * #token:gsub(SIGN, "s") + (n % 5 - 2) * 1e-5), n + 1
+    end
+    return ids, scores
+  end
+
+  -- The best way in plain Lua; all sums lose what SentencePiece takes off.
+  local function best_way(ids, scores, text)
+    local best, from, last, unknown = { [0] = 0 }, {}, {}, 0
+    for _, id in pairs(ids) do unknown = math.min(unknown, scores[id]) end
+    unknown = single(unknown - 10)
+    local at, n = 0, #text
+    while at < n do
+      if best[at] < -1e5 then
+        local off = best[at]
+        for k = at, math.min(n, at + 20) do best[k] = best[k] and single(best[k] - off) end
+      end
+      local size, single_char = text:byte(at + 1) > 127 and 3 or 1, false
+      local function offer(stop, score, id)
+        score = single(best[at] + score)
+        if not best[stop] or score > best[stop] then best[stop], from[stop], last[stop] = score, at, id end
+      end
+      for stop = at + 1, math.min(n, at + 8) do
+        local id = ids[text:sub(at + 1, stop)]
+        if id then offer(stop, scores[id], id) end
+        single_char = single_char or id and stop == at + size
+      end
+      if not single_char then offer(at + size, unknown, 99) end
+      at = at + size
+    end
+    local way = {}
+    while n > 0 do
+      if not (last[n] == 99 and way[#way] == 99) then way[#way + 1] = last[n] end
+      n = from[n]
+    end
+    local forward = {}
+    for k = 1, #way do forward[k] = way[#way + 1 - k] end
+    return forward
+  end
+
+  it("find the best way, where rounding decides, and beyond the sum that SentencePiece takes off", function()
+    local ids, scores = tokens()
+    local model = vocabulary.new { ids = ids, scores = scores, unknown = 99, single = true, cut = SIGN }
+    for _, n in ipairs { 0, 1, 30, 12000 } do
+      local text = n == 0 and "" or text_of(3, n)
+      local got, sum = model:chunk(text, 0)
+      local want = best_way(ids, scores, text)
+      assert.are.equal(#want, got.n)
+      for k, id in ipairs(want) do assert.are.equal(id, got[k], k) end
+      assert.is_true(n < 12000 or #text > 2 ^ 17 and sum > -1e5 - 100)
+    end
+  end)
+
+  it("join pairs as they were learned, in short and long words", function()
+    local ids, scores = tokens()
+    local list, ranks, joined = {}, {}, {}
+    for token, id in pairs(ids) do list[#list + 1] = { token, id } end
+    table.sort(list, function(a, b) return scores[a[2]] > scores[b[2]] end)
+    for rank, e in ipairs(list) do
+      for at = 1, #e[1] - 1 do
+        local first, second = ids[e[1]:sub(1, at)], ids[e[1]:sub(at + 1)]
+        if first and second then
+          ranks[first * bpe.BASE + second], joined[first * bpe.BASE + second] = rank, e[2]
+        end
+      end
+    end
+    local plain = bpe.new { ids = ids, ranks = ranks, joined = joined, unknown = 99, fuse = true, by_char = true }
+    for _, cut in ipairs { false, SIGN } do
+      local model = vocabulary.new { ids = ids, scores = scores, unknown = 99, single = true, joins = true,
+        cut = cut or nil }
+      for _, n in ipairs { 0, 1, 30, 2000 } do
+        local text = n == 0 and "" or text_of(5, n)
+        local got, want = model:chunk(text, 0), plain:encode(text)
+        assert.are.equal(want.n, got.n)
+        for k = 1, want.n do assert.are.same({ want[k], want.sizes[k] }, { got[k], got.sizes[k] }) end
+      end
     end
   end)
 end)

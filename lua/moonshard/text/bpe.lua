@@ -13,12 +13,12 @@ local CACHED, LONGEST = 2 ^ 17, 256                     -- number of words remem
 ---@field ids table<string, integer>  ids by token
 local BPE = {}
 BPE.__index = BPE
+BPE.joins = true
 
 local M = { BASE = BASE }
 
 --- A model. o.ids: ids by token. o.ranks, o.joined: for a pair, its place in the order of learning and the id of its
---- token; without them, a pair joins to the token of its bytes, and tokens were learned in the order of their ids, or
---- of o.scores, which are by id, the largest first.
+--- token; without them, a pair joins to the token of its bytes, and tokens were learned in the order of their ids.
 --- o.whole: a word that is a token is not joined from its parts. o.by_char: words begin as characters, not as bytes.
 --- o.prefix, o.suffix: of a character's token that does not begin, or that ends, a word. o.unknown: the id of a
 --- character without a token; o.fuse: neighbouring ones become one. o.bytes: ids by byte, for such characters.
@@ -29,7 +29,7 @@ function M.new(o)
     self._ranks, self._joined = o.ranks, o.joined
     return self
   end
-  local tokens, joined, order = {}, {}, {}
+  local tokens, joined = {}, {}
   for token, id in pairs(o.ids) do tokens[id] = token end
   self._joined = setmetatable(joined, { __index = function(_, pair)
     local a = math.floor(pair / BASE)
@@ -38,25 +38,7 @@ function M.new(o)
     joined[pair] = id
     return id
   end })
-  if not o.scores then
-    self._ranks = joined
-    return self
-  end
-  local by_score = {}
-  for id in pairs(tokens) do by_score[#by_score + 1] = id end
-  table.sort(by_score, function(a, b)
-    if o.scores[a] ~= o.scores[b] then return o.scores[a] > o.scores[b] end
-    return a < b
-  end)
-  for k, id in ipairs(by_score) do
-    local before = by_score[k - 1]
-    order[id] = before and o.scores[id] == o.scores[before] and order[before] or k
-  end
-  self._ranks = setmetatable({}, { __index = function(ranks, pair)
-    local id = joined[pair]
-    ranks[pair] = id and order[id] or false
-    return ranks[pair]
-  end })
+  self._ranks = joined
   return self
 end
 
@@ -258,26 +240,5 @@ function BPE:encode(word)
   ids.sizes, ids.n = sizes, n
   return ids
 end
-
---- The tokens of a part of a text, which do not depend on the sum of scores before it; as Unigram:chunk.
----@param word string
----@param sum number
----@return integer[]
----@return number
-function BPE:chunk(word, sum) return self:encode(word), sum end
-
---- The tokens of a part of a text, for one who remembers them.
----@param word string
----@return integer[]
-function BPE:remember(word)
-  if next_cut(word, self.cut, 1) then return self:encode(word) end
-  local ids = encode_word(self, word)
-  ids.n = #ids
-  return ids
-end
-
-function BPE.defined(_, _, sum) return sum end
-
-BPE.reach = 0
 
 return M

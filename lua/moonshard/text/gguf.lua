@@ -120,7 +120,7 @@ function M.values(t, n)
   local o, out, tokens, types = t._o, {}, {}, {}
   local function values(key, kind, value) out[#out + 1] = { PREFIX .. key, kind, value } end
   if t.vocab_size > n then return nil, ("it has %d tokens, the model %d"):format(t.vocab_size, n) end
-  if not o.model._joined then return nil, "it is no BPE" end
+  if not o.model.joins then return nil, "it is no BPE" end
   for id = 0, n - 1 do
     local token = o.tokens[id]
     if token and o.raw and not t._added[id] then token = levels.text(token) end

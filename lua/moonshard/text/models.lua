@@ -6,7 +6,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local nodes = require "moonshard.text.node"
 local opts = require "moonshard.core.opts"
-local unigram = require "moonshard.text.unigram"
+local vocabulary = require "moonshard.text.vocabulary"
 
 local M = {}
 
@@ -162,7 +162,7 @@ function kinds.Unigram(node)
     fallback = {}
     for b = 0, 255 do fallback[b] = ids[("<0x%02X>"):format(b)] end
   end
-  return unigram.new { ids = ids, scores = scores, unknown = unknown, bytes = fallback }, ids
+  return vocabulary.new { ids = ids, scores = scores, unknown = unknown, bytes = fallback }, ids
 end
 
 --- The model of a node of tokenizer.json.

@@ -2,12 +2,11 @@
 --- SentencePiece's model files: a message of Protocol Buffers with pieces, their scores, and how text is normalized.
 local bpe = require "moonshard.text.bpe"
 local charsmaps = require "moonshard.text.charsmap"
-local chunks = require "moonshard.text.chunks"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local pieces = require "moonshard.text.pieces"
-local unigram = require "moonshard.text.unigram"
-local ffi = engine.ffi
+local vocabulary = require "moonshard.text.vocabulary"
+local ffi, lib = engine.ffi, engine.lib
 
 local M = {}
 
@@ -70,60 +69,61 @@ end
 
 -- ---- normalizing ----------------------------------------------------------------------------------------
 
--- A function that normalizes a string: fn(s, is_space, change) calls change(at, stop, old, new) for its parts, and
--- returns the new string, whether it ends in a space, and whether a space and what follows it could have changed it.
--- is_space: what is before the string ends in a space.
-local function mapper(spec, map)
-  local squeezes, sign, keeps_ascii = spec.squeezes ~= 0, spec.escapes ~= 0 and SPACE or " ", map:keeps_ascii()
-  return function(s, is_space, change)
-    if keeps_ascii and not change and s:find "^ *[\33-\126]+$" then
-      if squeezes then s = s:gsub("^ +", is_space and "" or " ") end
-      return s:gsub(" ", sign), false, false
-    end
-    local out, at, goes_on = {}, 1, false
-    while at <= #s do
-      local new, size, more = map:longest(s, at)
-      local stop = size and at + size - 1 or pieces.char_end(s, at)
-      local old = s:sub(at, stop)
-      new = new or (#old == 1 and old:byte() > 127 and "\239\191\189" or old)
-      if is_space then new = new:match "^ *(.*)$" end
-      if new ~= "" then
-        is_space = squeezes and new:sub(-1) == " "
-        new = new:gsub(" ", sign)
-      end
-      out[#out + 1] = new
-      if change then change(at, stop, old, new) end
-      at, goes_on = stop + 1, goes_on or more
-    end
-    return table.concat(out), is_space, goes_on
+local Normalizer = {}
+Normalizer.__index = Normalizer
+
+local byte_p, MOST = ffi.typeof "const uint8_t *", 2 ^ 28
+local room, made, origins = 0, nil, nil                 -- of the text that was normalized last
+
+local function normalizer(spec, map)
+  local units = ffi.new("uint32_t[?]", map.count)
+  for k = 0, map.count - 1 do units[k] = map.units[k] end
+  local of = ffi.new("ms_text_map", { units = units, texts = map.texts, count = map.count, texts_size = #map.texts,
+    prefix = spec.prefix ~= 0 and 1 or 0, squeezes = spec.squeezes ~= 0 and 1 or 0,
+    escapes = spec.escapes ~= 0 and 1 or 0 })
+  return setmetatable({ _map = of, _kept = { units, map.texts } }, Normalizer)
+end
+
+-- Normalizes a string into made and, with `traced`, origins; returns its size.
+function Normalizer:_run(s, traced)
+  if #s >= MOST then errors.raise("encode: a text of %d bytes, expected less than 2^28", #s) end
+  while true do
+    local n = room > #s and lib.ms_text_normalize(self._map, s, #s, made, traced and origins or nil, room) or -1
+    if n >= 0 then return n end
+    room = math.max(4096, 2 * room, 4 * #s)
+    made, origins = ffi.new("char[?]", room), ffi.new("int[?]", room)
   end
 end
 
-local function normalizer(spec, maps)
-  local prefix, squeezes = spec.prefix ~= 0, spec.squeezes ~= 0
-  local sign = spec.escapes ~= 0 and SPACE or " "
-  return function(piece)
-    local changes, seen = {}, false
-    maps(piece.s, squeezes, function(at, stop, old, new)
-      if new ~= "" and not seen and prefix then new = sign .. new end
-      seen = seen or new ~= ""
-      if new ~= old then changes[#changes + 1] = { at, stop, new, at } end
-    end)
-    piece = pieces.change(piece, changes)
-    local stop = #piece.s
-    while squeezes and stop > 0 and piece.s:sub(stop - #sign + 1, stop) == sign do stop = stop - #sign end
-    return pieces.part(piece, 1, stop)
-  end
+--- The normalized piece.
+function Normalizer:__call(piece)
+  local n = self:_run(piece.s, not piece.plain)
+  local from = {}
+  for k = 1, piece.plain and 0 or n + 1 do from[k] = pieces.origin(piece, origins[k - 1] + 1, origins[k - 1] + 1) end
+  return { s = ffi.string(made, n), at = 0, first = from, last = from, plain = piece.plain }
 end
 
--- Encodes texts by chunks; nil if tokens could reach from one to the next. added: the tokens that a user has defined.
-local function chunks_of(spec, map, maps, model, added)
-  if not model.cut or spec.escapes == 0 or map:begins(32) then return nil end
-  for _, token in ipairs(added) do
-    if token.normalized and token.text:find(SPACE, 1, true) then return nil end
+-- Encodes texts without offsets.
+local Direct = {}
+Direct.__index = Direct
+
+--- Adds the tokens of a text to a list; returns false, and adds none, if it has a token that a user has defined.
+---@param list table  ids, n, reserve(more)
+---@param s string
+---@param defined? table  finds tokens that a user has defined
+---@return boolean
+function Direct:add(list, s, defined)
+  local n = self.normalizer:_run(s)
+  if defined and defined:finds(ffi.string(made, n)) then return false end
+  local text, at, sum = ffi.cast(byte_p, made), 0, 0
+  while at < n do
+    local count
+    at, count, sum = self.model:part(text, at, n, sum)
+    local to, ids = list:reserve(count) + list.n, vocabulary.found.ids
+    for k = 0, count - 1 do to[k] = ids[k] end
+    list.n = list.n + count
   end
-  return chunks.new { model = model, maps = maps, sign = SPACE, prefix = spec.prefix ~= 0,
-    squeezes = spec.squeezes ~= 0 }
+  return true
 end
 
 -- ---- decoding -------------------------------------------------------------------------------------------
@@ -181,14 +181,14 @@ function M.of(list, train, spec, damaged)
   end
   if not unknown then damaged "it has no unknown piece" end
   local o = { ids = ids, scores = scores, unknown = unknown, bytes = train.fallback ~= 0 and fallback or nil,
-    fuse = true, by_char = true, single = true, cut = bpe.cut_at(ids, SPACE) }
+    single = true, cut = bpe.cut_at(ids, SPACE), joins = train.kind == 2 }
   local named = {}
   for name, id in pairs { bos_id = train.bos, eos_id = train.eos, pad_id = train.pad } do
     named[name] = whole_is(id) and tokens[id] or nil
   end
-  local model, maps = train.kind == 2 and bpe.new(o) or unigram.new(o), mapper(spec, map)
-  return { model = model, tokens = tokens, added = added, splitters = {}, spans = true,
-    normalizer = normalizer(spec, maps), chunks = chunks_of(spec, map, maps, model, added),
+  local model, normalizes = vocabulary.new(o), normalizer(spec, map)
+  return { model = model, tokens = tokens, added = added, splitters = {}, spans = true, normalizer = normalizes,
+    direct = setmetatable({ model = model, normalizer = normalizes }, Direct),
     decoder = decoder(spec, tokens[unknown], texts), named = named }
 end
 

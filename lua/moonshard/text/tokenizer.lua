@@ -174,7 +174,7 @@ local function add_part(self, list, text, i, j, skip)
   local o = self._o
   local split, model = o.splitters, o.model
   local part = i == 1 and j == #text and text or text:sub(i, j)
-  if o.chunks and not list.offsets and o.chunks:add(list, part, self._after) then return end
+  if o.direct and not list.offsets and o.direct:add(list, part, self._after) then return end
   local piece = pieces.new(part, i, not list.offsets)
   if o.normalizer then piece = o.normalizer(piece) end
   if not list.offsets and split.regex and not self._after then

@@ -61,7 +61,8 @@ def strings_of(texts, count):
         return "".join(c for c in chars if category(c) == old(c) not in ("Cn", "Cs"))
 
     join = lambda: r.choice(["", " ", "", "\n", "  "])
-    return ["".join(piece() + join() for _ in range(r.choice([0, 1, 2, 3, 6]))) for _ in range(count)]
+    long = ["".join(r.choice(texts)[:4000] + join() for _ in range(n)) for n in (20, 40, 80, 120)]
+    return long + ["".join(piece() + join() for _ in range(r.choice([0, 1, 2, 3, 6]))) for _ in range(count - len(long))]
 
 
 def read_lines(name):

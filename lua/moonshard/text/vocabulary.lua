@@ -1,0 +1,221 @@
+-- SPDX-License-Identifier: MIT
+--- Models whose tokens the engine finds (runtime/io/text.c): Unigram, and the BPE of SentencePiece, whose pairs join to
+--- the token of their bytes, the largest score first.
+local bpe = require "moonshard.text.bpe"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local ffi, lib = engine.ffi, engine.lib
+local bxor = require "bit".bxor
+
+local M = {}
+
+local PENALTY = 10                                      -- an unknown character scores so much less than any token
+local BLOCK = 2 ^ 16                                    -- bytes after which a text is cut, where it can be
+
+---@class Vocabulary
+---@field ids table<string, integer>  ids by token
+---@field joins boolean  whether it is a BPE
+local Vocabulary = {}
+Vocabulary.__index = Vocabulary
+
+local SLOTS, INTS, DOUBLES = ffi.typeof "ms_text_slot[?]", ffi.typeof "int32_t[?]", ffi.typeof "double[?]"
+local byte_p, char_p = ffi.typeof "const uint8_t *", ffi.typeof "const char *"
+
+local function single(x) return tonumber(ffi.cast("float", x)) end
+
+local function new_slots(n)
+  local slots = ffi.new(SLOTS, n)
+  ffi.fill(slots, ffi.sizeof(slots), 255)
+  return slots
+end
+
+-- A trie as lists: of node k (0: the root), first[k] is the first child, next[k] the next one of the same parent, 0 for
+-- none, bytes[k] the byte that leads to it, and tokens[k] the id of the token that ends there, or -1.
+-- Frequent tokens have small ids, as a rule, so their nodes come first and lie together.
+local function lists_of(ids, last)
+  local most, count, by_id = 1, 1, {}
+  for token, id in pairs(ids) do most, by_id[id] = most + #token, token end
+  local first, next, bytes, tokens = ffi.new(INTS, most), ffi.new(INTS, most), ffi.new("uint8_t[?]", most),
+    ffi.new(INTS, most, -1)
+  for id = 0, last do
+    local token, node = by_id[id] or "", 0
+    for k = 1, #token do
+      local c, to = token:byte(k), first[node]
+      while to ~= 0 and bytes[to] ~= c do to = next[to] end
+      if to == 0 then
+        to, count = count, count + 1
+        bytes[to], next[to], first[node], tokens[to] = c, first[node], to, -1
+      end
+      node = to
+    end
+    if node > 0 then tokens[node] = id end
+  end
+  return first, next, bytes, tokens, count
+end
+
+local TRIES = 1024                                      -- slots that are looked at for a node's children
+
+-- The trie of tokens in a double array.
+local function trie_of(ids, last)
+  local first, next, bytes, tokens, count = lists_of(ids, last)
+  local size, low, top = 1024, 1, 256                   -- low: no slot below is free; top: the slots that are in use
+  local slots, place = new_slots(size), ffi.new(INTS, count)
+  slots[0].a, slots[0].y = 2 ^ 31 - 1, -1
+  for k = 0, count - 1 do
+    local child = first[k]
+    local base = 0
+    if child ~= 0 then
+      while low < top and slots[low].a >= 0 do low = low + 1 end
+      local at, found = low, false
+      while at < top and at < low + TRIES and not found do
+        base, found = bxor(at, bytes[child]), true
+        local other = child
+        while other ~= 0 and found do
+          found, other = slots[bxor(base, bytes[other])].a < 0, next[other]
+        end
+        at = at + 1
+      end
+      if not found then
+        base, top = top, top + 256
+        if top > size then
+          local larger = new_slots(2 * size)
+          ffi.copy(larger, slots, ffi.sizeof(slots))
+          size, slots = 2 * size, larger
+        end
+      end
+    end
+    slots[place[k]].b = base
+    while child ~= 0 do
+      local slot = bxor(base, bytes[child])
+      place[child], slots[slot].a, slots[slot].y = slot, place[k], tokens[child]
+      child = next[child]
+    end
+  end
+  return slots
+end
+
+-- The pairs of tokens whose bytes are a token. Tokens of equal scores have one rank.
+local function pairs_of(ids, scores)
+  local by_score, list, rank = {}, {}, 0
+  for token, id in pairs(ids) do by_score[#by_score + 1] = { token, id, scores[id] } end
+  table.sort(by_score, function(a, b)
+    if a[3] ~= b[3] then return a[3] > b[3] end
+    return a[2] < b[2]
+  end)
+  for k, entry in ipairs(by_score) do
+    if k > 1 and entry[3] ~= by_score[k - 1][3] then rank = k - 1 end
+    local token, id = entry[1], entry[2]
+    for at = 1, #token - 1 do
+      local first = ids[token:sub(1, at)]
+      local second = first and ids[token:sub(at + 1)]
+      if second then list[#list + 1] = { first, second, rank, id } end
+    end
+  end
+  local bits = 8
+  while 2 ^ bits < 2 * #list do bits = bits + 1 end
+  local slots = new_slots(2 ^ bits)
+  for _, e in ipairs(list) do lib.ms_text_add(slots, bits, e[1], e[2], e[3], e[4]) end
+  return slots, bits
+end
+
+--- A model. o.ids: ids by token; o.scores: by id; o.unknown: id of characters without a token, neighbouring ones of
+--- which become one; o.bytes: ids by byte, for these; o.single: sums are rounded to single precision, and tokens of
+--- bytes have a byte each; o.cut: the sign of a space, if no token has it after another text; o.joins: it is a BPE.
+function M.new(o)
+  local least, most, top = 0, 0, 0
+  for _, id in pairs(o.ids) do
+    least, most, top = math.min(least, o.scores[id]), math.max(most, id), math.max(top, o.scores[id])
+  end
+  local model, scores, trie, joined = ffi.new "ms_text_model", ffi.new(DOUBLES, most + 1), trie_of(o.ids, most), nil
+  for _, id in pairs(o.ids) do scores[id] = o.scores[id] end
+  if o.joins then
+    joined, model.pair_bits = pairs_of(o.ids, o.scores)
+    model.pairs = joined
+  end
+  local bytes = o.bytes and ffi.new(INTS, 256)
+  for b = 0, bytes and 255 or -1 do bytes[b] = o.bytes[b] or -1 end
+  model.trie, model.scores, model.bytes, model.unknown = trie, scores, bytes, o.unknown or -1
+  model.unknown_score = o.single and single(least - PENALTY) or least - PENALTY
+  model.single, model.cuts = o.single and 1 or 0, o.cut and 1 or 0
+  return setmetatable({ ids = o.ids, joins = o.joins or false, cut = o.cut, _o = o, _model = model, _top = top,
+    _kept = { trie, joined, scores, bytes }, _words = {}, _cached = 0 }, Vocabulary)
+end
+
+-- ---- encoding -------------------------------------------------------------------------------------------
+
+local capacity, ends = 0, nil
+
+--- The tokens that Vocabulary:part found last, and the numbers of their bytes.
+M.found = { ids = nil, sizes = nil }
+local found = M.found
+
+local function reserve(n)
+  if n <= capacity then return end
+  capacity = math.max(4096, 2 * n)
+  found.ids, found.sizes = ffi.new(INTS, capacity), ffi.new(INTS, capacity)
+  ends = ffi.new("ms_text_end[?]", capacity + 1)
+end
+
+-- Where a text can be cut from byte `at` on: before a sign of a space that follows another character; its end otherwise.
+local function block_end(bytes, at, n)
+  local function sign(k) return k + 2 < n and bytes[k] == 0xe2 and bytes[k + 1] == 0x96 and bytes[k + 2] == 0x81 end
+  while at < n and (not sign(at) or sign(at - 3)) do at = at + 1 end
+  return at
+end
+
+--- Finds the tokens of a text of n bytes, or of a part that tokens do not cross, from byte `at` on.
+---@param bytes ffi.cdata*  const uint8_t *
+---@param at integer  from 0
+---@param n integer
+---@param sum number  of the scores before it
+---@return integer stop  the end of the part
+---@return integer count  of tokens
+---@return number sum
+function Vocabulary:part(bytes, at, n, sum)
+  local stop = (n - at <= 2 * BLOCK or not self.cut) and n or block_end(bytes, at + BLOCK, n)
+  reserve(stop - at)
+  local text = ffi.cast(char_p, bytes + at)
+  local count
+  if self.joins then
+    count = lib.ms_text_bpe(self._model, text, stop - at, found.ids, found.sizes)
+  else
+    ends[0].best = sum
+    count = lib.ms_text_unigram(self._model, text, stop - at, ends, found.ids, found.sizes)
+    sum = ends[stop - at].best
+  end
+  if count < 0 then errors.raise("encode: no memory for a word of %d bytes", stop - at) end
+  return stop, count, sum
+end
+
+--- The tokens of a word in a text, and the sum of scores after it. Field `n` of the list is their number, `sizes` has
+--- their bytes.
+---@param word string
+---@param sum number  of the scores before it
+---@return integer[]
+---@return number
+function Vocabulary:chunk(word, sum)
+  local ids, sizes, n, at = {}, {}, 0, 0
+  while at < #word do
+    local count
+    at, count, sum = self:part(ffi.cast(byte_p, word), at, #word, sum)
+    for k = 1, count do ids[n + k], sizes[n + k] = found.ids[k - 1], found.sizes[k - 1] end
+    n = n + count
+  end
+  ids.sizes, ids.n = sizes, n
+  return ids, sum
+end
+
+local function encode_word(self, word) return (self:chunk(word, 0)) end
+
+--- The tokens of a word, as BPE:encode.
+---@param word string
+---@return integer[]
+function Vocabulary:encode(word) return bpe.remembered(self, word, encode_word) end
+
+--- The sum of scores after a token that a user has defined.
+---@param size integer  its bytes
+---@param sum number
+---@return number
+function Vocabulary:defined(size, sum) return single(sum + (single(size * self._top) - 0.1)) end
+
+return M
