@@ -5,7 +5,7 @@
 // tile: up to ROWS rows by VECS vectors of C stay in registers over the whole depth. A may have any strides (its
 // elements are broadcast); the rows of B have adjacent columns, in a packed panel or in B itself. core: ROWS rows from
 // packed panels, with prefetches. sweep: core for a group of panels of A and one panel of B after the other. Prefetch
-// distances were measured interleaved, in one process (docs/performance.md#products).
+// distances were measured, all variants interleaved in one process.
 
 #define OPERANDS R(ms_operands)
 #define WIDE (VECS * LANES)
