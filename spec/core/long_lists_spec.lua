@@ -114,7 +114,7 @@ describe("a list of 9000", function()
 
   it("bytes without a space is one word for a tokenizer", function()
     local word = ("ab"):rep(MANY / 2)
-    local t = data.train_tokenizer({ word }, { vocab_size = 257 })
+    local t = ms.text.train_bpe({ word }, { vocab_size = 257 })
     assert.are.equal(word, t:decode(t:encode(word)))
     assert.are.equal(MANY / 2, t:encode(word):numel())
   end)

@@ -301,12 +301,40 @@ describe("a tokenizer of ms.text", function()
   end)
 
   it("is read from the file of Tokenizer:save", function()
-    local text = ("She sells sea shells, 12345 of them! \n\t été \200"):rep(3) .. ("z"):rep(600) .. " " .. ("y"):rep(300)
-    local own = ms.data.train_tokenizer(text, { vocab_size = 300 })
-    own:save(folder .. "/own.json")
-    local t = ms.text.tokenizer(folder .. "/own.json")
-    assert.are.same(own:encode(text):tolist(), flat((t:encode(text))))
+    local merges = "[[122,122],[121,121],[256,256],[257,257],[258,258],[259,259],[260,260],[261,261],[262,262],"
+      .. "[263,263],[264,264],[32,115],[104,101],[108,108],[195,169],[265,265]]"
+    local right = ('{"format":"moonshard tokenizer 1","merges":%s,"sum":"8cba8c9b9dd531f2"}'):format(merges)
+    local path = write("own.json", right)
+    local t = ms.text.tokenizer(path)
+    assert.are.same({ 83, 268, 267, 101, 269, 115, 32, 49, 50, 51, 52, 53, 267, 268, 269, 115, 33 },
+      flat((t:encode "She sells 12345 shells!")))
+    assert.are.same({ 266, 266, 266, 266, 264, 260, 258 }, flat((t:encode(("z"):rep(300)))))       -- cut after 256
+    local text = " \n\t été \200" .. ("y"):rep(300)
     assert.are.equal(text, t:decode(t:encode(text)))
+    write("own.json", (right:gsub(',"sum".-"}', "}")))                   -- version 1.0
+    assert.are.equal(272, ms.text.tokenizer(path).vocab_size)
+    for change, expected in pairs {
+      ["is damaged: its checksum differs"] = right:gsub("122,122", "122,123"),
+      ["is not a tokenizer that Tokenizer:save wrote"] = right:gsub("tokenizer 1", "tokenizer 2"),
+      ["is damaged: its token 257 is not the merge of two earlier ones"] =
+        '{"format": "moonshard tokenizer 1", "merges": [[97, 98], [257, 3]]}',
+    } do
+      write("own.json", expected)
+      assert.are.equal(("tokenizer: '%s' %s"):format(path, change), message(ms.text.tokenizer, path))
+    end
+  end)
+
+  it("writes shards that a corpus reads", function()
+    local text = ("low lower newest widest "):rep(9)
+    local t = ms.text.train_bpe(text, { vocab_size = 270 })
+    t:write_shard(folder .. "/train.bin", text)
+    t:write_shard(folder .. "/val.bin", "lower low")
+    local corpus = ms.data.corpus(folder, { vocab = t.vocab_size })
+    assert.are.equal("tokens", corpus.kind)
+    assert.are.same({ t:encode(text):numel(), t:encode "lower low":numel() },
+      { corpus.train_count, corpus.validation_count })
+    local ids = ms.data.batches(corpus, { context = 4, batch = 1 }):train(1)
+    assert.truthy(text:find(t:decode(ids), 1, true))
   end)
 
   it("encodes long words as short ones", function()

@@ -34,7 +34,7 @@ local M = {
   DataLoader = require "moonshard.data.loader",
   transforms = require "moonshard.data.transforms",
 }
-for _, name in ipairs { "arrays", "images", "tables", "tokenizer" } do
+for _, name in ipairs { "arrays", "images", "tables" } do
   for key, fn in pairs(require("moonshard.data." .. name)) do M[key] = fn end
 end
 

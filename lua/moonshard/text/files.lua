@@ -1,11 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- The files of tokenizers: tokenizer.json, vocab.json with merges.txt, tiktoken's, and the file of Tokenizer:save.
+--- The files of tokenizers: tokenizer.json, vocab.json with merges.txt, tiktoken's, and those of version 1.0.
+local cjson = require "cjson"
 local base64 = require "moonshard.core.base64"
 local bpe = require "moonshard.text.bpe"
-local data = require "moonshard.data.tokenizer"
 local decoders = require "moonshard.text.decoders"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local gguf = require "moonshard.text.gguf"
+local json = require "moonshard.core.json"
 local levels = require "moonshard.text.byte_level"
 local models = require "moonshard.text.models"
 local nodes = require "moonshard.text.node"
@@ -19,6 +21,7 @@ local sentencepiece = require "moonshard.text.sentencepiece"
 local tokenizer = require "moonshard.text.tokenizer"
 local zlib = require "moonshard.data.zlib"
 local lfs = require "lfs"
+local ffi = engine.ffi
 
 local M = {}
 
@@ -112,18 +115,32 @@ local function from_tiktoken(text, path, o)
     o.special_tokens or {}, o.named)
 end
 
--- The file of Tokenizer:save. Its words are those of data.tokenizer, which are cut after 256 bytes.
+-- The file of data.train_tokenizer, which ms.text.train_bpe replaced in version 1.1: pairs of ids. Words are cut after
+-- 256 bytes.
 local OWN = table.concat({ " [A-Za-z\\x80-\\xff]{1,255}", "[A-Za-z\\x80-\\xff]{1,256}", " [0-9]{1,255}", "[0-9]{1,256}",
   " [^\\sA-Za-z0-9\\x80-\\xff]{1,255}", "[^\\sA-Za-z0-9\\x80-\\xff]{1,256}", "\\s{1,256}" }, "|")
 
-local function from_own(path)
-  local ids, ranks, joined = {}, {}, {}
-  local own = data.tokenizer(path)
-  for id = 0, own.vocab_size - 1 do ids[own._tokens[id]] = id end
-  for k, pair in ipairs(own._merges) do
-    local key = pair[1] * bpe.BASE + pair[2]
-    ranks[key], joined[key] = k, 255 + k
+local function from_own(text, path)
+  local ok, saved = pcall(json.decode, text)
+  if not ok or type(saved) ~= "table" or saved.format ~= "moonshard tokenizer 1" or type(saved.merges) ~= "table" then
+    errors.raise("%s: '%s' is not a tokenizer that Tokenizer:save wrote", WHO, path)
   end
+  local list, sum = cjson.encode(saved.merges), ffi.new "char[17]"
+  engine.lib.ms_file_sum(list, #list, sum)
+  if saved.sum ~= nil and saved.sum ~= ffi.string(sum) then           -- files of version 1.0 have no sum
+    errors.raise("%s: '%s' is damaged: its checksum differs", WHO, path)
+  end
+  local tokens, ids, ranks, joined = {}, {}, {}, {}
+  for id = 0, 255 do tokens[id] = string.char(id) end
+  for k, pair in ipairs(saved.merges) do
+    local a, b = type(pair) == "table" and tokens[pair[1]], type(pair) == "table" and tokens[pair[2]]
+    if not (a and b) then
+      errors.raise("%s: '%s' is damaged: its token %d is not the merge of two earlier ones", WHO, path, 255 + k)
+    end
+    local key = pair[1] * bpe.BASE + pair[2]
+    tokens[255 + k], ranks[key], joined[key] = a .. b, k, 255 + k
+  end
+  for id = 0, #tokens do ids[tokens[id]] = id end
   return byte_level(ids, bpe.new { ids = ids, ranks = ranks, joined = joined }, by_pattern(OWN, path, true), {}, {})
 end
 
@@ -206,7 +223,7 @@ local function open_file(path, folder, o)
   if not text:find "^%s*{" and not text:find "^\239\187\191" then
     errors.raise("%s: '%s' is neither tokenizer.json nor a file of tiktoken or SentencePiece", WHO, path)
   end
-  if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(path) end
+  if text:find('"format"', 1, true) and text:find("moonshard tokenizer", 1, true) then return from_own(text, path) end
   return from_json(text, path, o.named)
 end
 

@@ -468,6 +468,19 @@ function TextTokenizer:save(path)
   raw.write(path, "save", { self._o.source })
 end
 
+--- Writes the tokens of a text as a shard that data.corpus reads, with { vocab = tokenizer.vocab_size }. Errors: a file
+--- that cannot be written.
+---@param path string  path of the file; should end in ".bin"; with "val" in the name it is for validation
+---@param text string  any bytes; special tokens in it, such as <|endoftext|>, are tokens
+function TextTokenizer:write_shard(path, text)
+  expect_self(self, "write_shard")
+  opts.expect(text, opts.string, "write_shard: the text")
+  local list, wide = self:encode(text, { special = false }):tolist(), self.vocab_size > 65536
+  local header, ids = ffi.new("int32_t[256]"), ffi.new(wide and "uint32_t[?]" or "uint16_t[?]", #list, list)
+  header[0], header[1], header[2] = wide and 20240801 or 20240520, wide and 7 or 1, #list
+  raw.write(path, "write_shard", { ffi.string(header, 1024), ffi.string(ids, #list * (wide and 4 or 2)) })
+end
+
 -- ---- names ------------------------------------------------------------------------------------------
 
 --- The id of a token; nil if there is no such token.

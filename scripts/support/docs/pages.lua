@@ -298,7 +298,6 @@ return {
         read_json_lines read_lines read_wav]]),
       section("data.transforms", "data.transforms.", ms.data.transforms),
       section("Token files", "data.", ms.data),
-      section("Methods of Tokenizer", "Tokenizer:", methods_of(ms.data.train_tokenizer("", { vocab_size = 256 }))),
       section("Methods of Corpus", "Corpus:", methods_of(corpus)),
       section("Methods of Batches", "Batches:", methods_of(batches)),
     },
