@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 ---@meta
 -- luacheck: ignore (declarations for editors)
---- Declarations of functions that are made in loops, for editors, `? name` and docs/api. Never loaded.
+--- Declarations of functions that are made in loops, for editors, `? name` and docs/api. Never loaded. Those with the
+--- line @family stand for others, which tools/families.lua makes of them.
 
 --- An array of elements of one dtype on one device. `t[i]` is the part at position i of the first
 --- dimension, `t[{ {1, 3}, 2 }]` positions 1 to 3 of the first and 2 of the second one, `t[mask]` the elements where a
@@ -30,43 +31,7 @@ local Tensor = {}
 
 --- Converts to float32; returns t itself if it has that dtype.
 ---@return Tensor
-function Tensor:float() end
-
---- Converts to float64; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:double() end
-
---- Converts to float16; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:half() end
-
---- Converts to bfloat16; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:bfloat16() end
-
---- Converts to int64; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:long() end
-
---- Converts to int16; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:short() end
-
---- Converts to int8; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:char() end
-
---- Converts to uint8; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:byte() end
-
---- Converts to int32; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:int() end
-
---- Converts to bool; returns t itself if it has that dtype.
----@return Tensor
-function Tensor:bool() end
+---@family Tensor:float()
 
 -- ---- shapes of other tensors --------------------------------------------------------------------
 
@@ -88,27 +53,13 @@ function Tensor:expand_as(u) end
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64, from 0; only along d
-function Tensor:max(d, opts) end
-
---- The smallest element; with d, the smallest elements along d and their positions. With a tensor in place of d, the
---- same as minimum.
----@param d? integer  from 1, negative from the end (default: all elements)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
----@return Tensor values
----@return Tensor? indices  int64, from 0; only along d
-function Tensor:min(d, opts) end
+---@family Tensor:max(d, opts)
 
 --- The positions of the largest elements along d; if several are equal, the first.
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
-function Tensor:argmax(d, opts) end
-
---- The positions of the smallest elements along d; if several are equal, the first.
----@param d? integer  from 1; negative from the end (default: -1)
----@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
----@return Tensor  int64, from 0
-function Tensor:argmin(d, opts) end
+---@family Tensor:argmax(d, opts)
 
 --- div by its other name: t / u, element by element. Integers give the default dtype.
 ---@param u Tensor|number  broadcasts with t
@@ -129,13 +80,7 @@ function Tensor:cumprod_(d) end
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor values
 ---@return Tensor indices  int64: where each of them is, from 0
-function Tensor:cummax(d) end
-
---- The smallest element so far, along d; of equal ones, the last.
----@param d? integer  from 1; negative from the end (default: -1)
----@return Tensor values
----@return Tensor indices  int64: where each of them is, from 0
-function Tensor:cummin(d) end
+---@family Tensor:cummax(d)
 
 -- ---- making tensors -----------------------------------------------------------------------------------
 
@@ -145,58 +90,14 @@ local ms = {}
 
 ---@alias TensorOptions {dtype: string, device: string, requires_grad: boolean}
 
---- An uninitialised tensor. dtype and device are the default ones if not given.
----@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
----@return Tensor
-function ms.empty(...) end
-
---- An uninitialised tensor with the shape, dtype and device of t.
----@param t Tensor  gives shape, dtype and device
----@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
----@return Tensor
-function ms.empty_like(t, opts) end
-
 --- A tensor of zeros.
----@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
+---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options: dtype and device (default:
+---   the default ones), requires_grad
 ---@return Tensor
-function ms.zeros(...) end
+---@family ms.zeros(...)
 
 --- A tensor of zeros with the shape, dtype and device of t.
 ---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor
-function ms.zeros_like(t, opts) end
-
---- A tensor of ones.
----@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
----@return Tensor
-function ms.ones(...) end
-
---- A tensor of ones with the shape, dtype and device of t.
----@param t Tensor  gives shape, dtype and device
----@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
----@return Tensor
-function ms.ones_like(t, opts) end
-
---- Numbers drawn from the uniform distribution on [0, 1).
----@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
----@return Tensor
-function ms.rand(...) end
-
---- Numbers drawn from the uniform distribution on [0, 1), with the shape, dtype and device of t.
----@param t Tensor  gives shape, dtype and device
----@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
----@return Tensor
-function ms.rand_like(t, opts) end
-
---- Numbers drawn from the normal distribution of mean 0 and standard deviation 1.
----@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
----@return Tensor
-function ms.randn(...) end
-
---- Numbers drawn from the normal distribution of mean 0 and standard deviation 1, with the shape, dtype and device of
---- t.
----@param t Tensor  gives shape, dtype and device
----@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
----@return Tensor
-function ms.randn_like(t, opts) end
+---@family ms.zeros_like(t, opts)

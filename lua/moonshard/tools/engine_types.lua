@@ -22,6 +22,9 @@ local Tensor = {}
 ---@class moonshard.nn
 local nn = { F = {} }
 local fft = {}
+
+---@class moonshard
+local ms = {}
 ]]
 
 local comment = families.comment

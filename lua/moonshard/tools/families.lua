@@ -2,12 +2,14 @@
 --- Annotations of functions and classes that exist for one, two and three dimensions and are made in a loop. The one
 --- of the two-dimensional member stands in the source, with a line `---@family nn.F.max_pool2d(x, kernel)`, or
 --- `---@family` for a class; words of it are replaced for the others. `---@like nn.F.max_pool2d(kernel, given)` gives a
---- class the arguments of a function of its file or of an earlier one. `fft.fftn` has `fft.fft2` beside it in the same
---- way.
+--- class the arguments of a function of its file or of an earlier one; `---@like L1Loss nn.F.l1_loss(given)` describes
+--- a class whose options are those of a function. Others that differ in words alone: `fft.fft2`
+--- beside `fft.fftn`, `min` beside `max`, conversions, and functions that make tensors.
 local M = {}
 
 local sources = { "nn/pooling/functions", "nn/pooling/layers", "nn/images/padding", "nn/conv/functions",
-  "nn/conv/layers", "nn/norm/batch_norm", "nn/norm/group_norm", "tensor/special/fft" }
+  "nn/conv/layers", "nn/norm/batch_norm", "nn/norm/group_norm", "nn/loss/ctc", "nn/loss/functions",
+  "nn/loss/layers", "tensor/special/fft", "core/types" }
 
 -- What other members say in place of words of the one that is written, in this order.
 local members = {
@@ -33,12 +35,31 @@ local members = {
       { "y * W + x from 0", "(z * H + y) * W + x from 0" }, { "top, bottom", "top, bottom, front, back" },
       { "rows and columns", "elements" }, { "pixels", "elements" }, { "an image", "a volume" }, { "image", "volume" } },
   },
-  n = {
+  ["fftn%("] = {
     {},
     { { "fftn", "fft2" }, { "several dimensions", "two dimensions" },
       { "the dimensions (default: the last #s ones, or all)", "two dimensions (default: { -2, -1 })" } },
   },
+  ["max%("] = { {}, { { "max", "min" }, { "largest", "smallest" } } },
+  [":float%("] = { {} },
+  ["zeros"] = { {} },
 }
+for name, dtype in ([[double float64 half float16 bfloat16 bfloat16 long int64 int int32 short int16 char int8
+  byte uint8 bool bool]]):gmatch "(%S+)%s+(%S+)" do
+  table.insert(members[":float%("], { { "float32", dtype }, { ":float", ":" .. name } })
+end
+for _, maker in ipairs { { "empty", "An uninitialised tensor" }, { "ones", "A tensor of ones" },
+  { "rand", "Numbers drawn from the uniform distribution on [0, 1)," },
+  { "randn", "Numbers drawn from the normal distribution of mean 0 and standard deviation 1," } } do
+  table.insert(members.zeros, { { "A tensor of zeros", maker[2] }, { ",.", "." }, { "ms.zeros", "ms." .. maker[1] } })
+end
+
+local function members_of(head)
+  for pattern, list in pairs(members) do
+    if head:find(pattern) then return list end
+  end
+  return members["2d"]
+end
 
 local function replaced(text, words)
   for _, pair in ipairs(words) do
@@ -63,9 +84,9 @@ function M.comment(mark, text)
   return table.concat(lines, "\n")
 end
 
--- The annotation that ends at line `at`: its prose, its tags in order, each with the text of its further lines, and
--- the function's name.
-local function read(lines, at)
+-- The annotation above line `at`: its prose, its tags in order, each with the text of its further lines, and the head
+-- and name of the function that it describes.
+local function read(lines, at, head)
   local first = at
   while lines[first - 1]:find "^%-%-%-" do first = first - 1 end
   local prose, tags = {}, {}
@@ -79,7 +100,6 @@ local function read(lines, at)
       prose[#prose + 1] = text
     end
   end
-  local head = lines[at]:match "^%-%-%-@family%s*(.*)$"
   return { prose = table.concat(prose, " "), tags = tags, head = head, name = head:match "^[^(]*" }
 end
 
@@ -100,6 +120,15 @@ local function overload(class, names, of)
   end
   local head = ("@overload fun(%s): %s"):format(table.concat(list, ", "), class)
   return { head = head, more = table.concat(meanings, "; ") }
+end
+
+-- The class of a layer that calls a function with fixed options.
+local function layer(class, of)
+  local called = of.head:match "%((.*)%)":gsub(",? given", "")
+  local prose = of.prose:match "^%s*(.*)$":gsub("^%u%f[%l%s]", string.lower)
+  prose = ("%s as a module, called with %s: %s"):format(of.name:gsub("^nn%.", ""), called, prose)
+  return { class = class, prose = prose,
+    tags = { { head = ("@class %s: Module"):format(class), more = "" }, overload(class, "given", of) } }
 end
 
 local function write(out, family, words)
@@ -123,15 +152,21 @@ function M.text()
     for line in io.lines(("%s../%s.lua"):format(here, source)) do
       at = at + 1
       lines[at] = line
-      if line:find "^%-%-%-@family" then
-        local family = read(lines, at)
+      local name, arguments = line:match "^function %u%.([%w_]+)(%b())"
+      local class, of = line:match "^%-%-%-@like (%w+) ([%w_.]+)%(given%)$"
+      if name and (lines[at - 1] or ""):find "^%-%-%-" then
+        known["nn.F." .. name] = read(lines, at, ("nn.F.%s%s"):format(name, arguments))
+      elseif class then
+        write(out, layer(class, known[of]), {})
+      elseif line:find "^%-%-%-@family" then
+        local family = read(lines, at, line:match "^%-%-%-@family%s*(.*)$")
         for k, tag in ipairs(family.tags) do
           family.class = family.class or tag.head:match "^@class ([%w_]+)"
-          local name, names = tag.head:match "^@like ([%w_.]+)(%b())$"
-          if name then family.tags[k] = overload(family.class, names, known[name]) end
+          local like, names = tag.head:match "^@like ([%w_.]+)(%b())$"
+          if like then family.tags[k] = overload(family.class, names, known[like]) end
         end
         known[family.name] = family
-        for _, words in ipairs(members[family.head:find "n%(" and "n" or "2d"]) do write(out, family, words) end
+        for _, words in ipairs(members_of(family.head)) do write(out, family, words) end
       end
     end
   end
