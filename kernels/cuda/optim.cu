@@ -344,7 +344,7 @@ __global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const fl
 #define RUN(S, T) bad = scale_part<T, true>((S *)t.g, first, last, (T)f)
     WITH_FLOAT_TYPE(t.dtype, RUN)
 #undef RUN
-    if (bad) *found = 1;  // all threads that store here store the same
+    if (bad) *(volatile float *)found = 1;  // several threads may: all store the same
 }
 
 // As unscale_kernel, but the first gradient that is not finite and those after it keep their values. sums: the largest

@@ -86,6 +86,7 @@ describe("on a GPU #cuda", function()
       same(dtype, { random(40, 3, 7, 7), random(4, 3, 3, 3) },
         function(_, x, w) return F.conv2d(x, w, nil, { padding = 1 }) end)
       same(dtype, { random(200, 3, 3, 3), random(4, 3, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
+      same(dtype, { random(40, 1, 4, 4), random(4, 1, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(2, 12, 20) }, function(_, x) return F.fold(x, { 5, 6 }, 2) end)
       same(dtype, { random(2, 3, 5, 6) }, function(_, x) return F.unfold(x, 2) end)
       for _, n in ipairs { 500, 1000 } do
@@ -93,6 +94,37 @@ describe("on a GPU #cuda", function()
           function(_, x, w, b) return F.layer_norm(x, { n }, w, b) end)
         same(dtype, { random(3, n) }, function(_, x) return F.layer_norm(x, { n }) end)
         same(dtype, { random(3, n), random(n) }, function(_, x, w) return F.rms_norm(x, { n }, w) end)
+      end
+    end)
+    case("norms, softmax, losses and rotations of rows of many lengths, at odd offsets, have the CPU's numbers in " .. dtype,
+      function()
+      -- An odd offset allows no wide loads; rows are of a thread's, a warp's and several blocks' elements.
+      for _, n in ipairs { 3, 24, 120, 260, 520, 1030, 2050, 4100, 9000 } do
+        local rows = n > 2000 and 2 or 40
+        for _, odd in ipairs { 0, 1 } do
+          local function part(x) return odd == 1 and x:narrow(1, 2, n) or x:narrow(1, 1, n) end
+          local function wide(x)
+            return odd == 1 and x:reshape(-1):narrow(1, 2, rows * n):reshape(rows, n) or x:narrow(1, 1, rows)
+          end
+          local x = random(rows + 1, n)
+          same(dtype, { x, random(n + 1), random(n + 1) }, function(_, t, w, b)
+            return F.layer_norm(wide(t), { n }, part(w), part(b))
+          end)
+          same(dtype, { x, random(n + 1) }, function(_, t, w) return F.layer_norm(wide(t), { n }, part(w)) end)
+          same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end)
+          same(dtype, { x }, function(_, t) return F.rms_norm(wide(t), { n }) end)
+          same(dtype, { x }, function(_, t) return wide(t):softmax(2) end)
+          same(dtype, { x }, function(_, t) return wide(t):log_softmax(2) end)
+          same(dtype, { x }, function(_, t) return wide(t):t():softmax(1) end)
+          for _, reduction in ipairs { "none", "mean", "sum" } do
+            same(dtype, { x, ms.randint(0, n, { rows }), random(n + 1):abs() }, function(_, t, at, w)
+              local options = { reduction = reduction, weight = part(w):detach(), label_smoothing = 0.1 }
+              return F.cross_entropy(wide(t), at, options)
+            end)
+          end
+        end
+        local half = math.floor(n / 2) * 2
+        same(dtype, { random(1, 2, 3, half) }, function(_, t) return F.rotary_embedding(t) end)
       end
     end)
     case("a loss over chunks, and products with int8, have the CPU's numbers in " .. dtype, function()

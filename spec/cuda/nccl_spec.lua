@@ -187,4 +187,22 @@ ranks.describe(4, "backend nccl over 4 ranks #cuda", { env = { MOONSHARD_CUDA = 
         end
       end
     end)
+
+    it("divides after the sum: means, and gradients by a factor, of each dtype", function()
+      if not present() then return pending(ms.cuda.why_unavailable()) end
+      for _, dtype in ipairs { "float32", "float64" } do
+        local t = ms.full({ 1001 }, 3 * rank, { dtype = dtype, device = "cuda" })
+        dist.all_reduce(t, { op = "avg" })
+        assert.is_true(t:eq(4.5):all():item())
+      end
+      -- NCCL may add half types as they are if they are the reduction's dtype.
+      local fsdp, nn = ms.fsdp, ms.nn
+      for _, dtype in ipairs { "bfloat16", "float16", "float32" } do
+        local model = nn.Linear(7, 5):to "cuda"
+        fsdp.fully_shard(model, { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = dtype, reduce_dtype = dtype } })
+        model:set_gradient_divide_factor(8)
+        model(ms.full({ 2, 7 }, rank + 1, { device = "cuda" })):sum():backward()
+        assert.is_true(model.weight.grad:full_tensor():eq(2 * 10 / 8):all():item())     -- two rows, and the ranks' sum
+      end
+    end)
   end)

@@ -38,8 +38,8 @@ for _, way in ipairs(ways) do
         return t:to(dtype):to(device)
       end
 
-      for _, dtype in ipairs(way.all and { "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8" }
-        or { "float32" }) do
+      for _, dtype in ipairs(way.all and { "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8",
+        "int16", "int8", "bool" } or { "float32" }) do
         it("reduce in rank order: " .. dtype, function(rank)
           local ms, _, dist = load()
           local kinds = dtype:find "float" and { "sum", "avg", "max", "min", "prod" } or { "sum", "max", "min", "prod" }

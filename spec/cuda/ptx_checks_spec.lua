@@ -117,6 +117,13 @@ describe("the checks of translated kernels find #cuda", function()
     end)
   end
 
+  it("a kernel that has no translation: it never runs as g++ compiled it", function()
+    if not planted.built() then return pending "not built: needs nvcc" end
+    assert.matches("kernel .- of .- has no translation with parameters of these bytes: %d+",
+      message(COPY, "", nil, function() return false end))
+    for _, k in ipairs(planted.kernels()) do assert.matches(" %x+$", k.rest) end
+  end)
+
   it("global memory that is read before it is written", function()
     if not planted.built() then return pending "not built: needs nvcc" end
     assert.matches("bytes of global memory at 0x%x+, not written since their allocation", run(EMPTY).stderr)

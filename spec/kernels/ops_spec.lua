@@ -407,42 +407,63 @@ for _, op in ipairs(tested) do
 
     if samples.has_kernel(op.op, E.MS_CUDA) and lib.ms_cuda_count() > 0 then
       -- Sums run in another order on a GPU; operators with one formula per element give the same bits.
+      local function agree(sample, values, need, dtype, strided, rtol, atol)
+        local opts = { values = values, need = need, dtype = dtype, strided = strided or nil }
+        local here, code = samples.evaluate(op, sample, opts)
+        opts.on = tonumber(E.MS_CUDA)
+        local there, code_there, text = samples.evaluate(op, sample, opts)
+        if not here then
+          assert.are.equal(code, code_there)
+          return
+        end
+        if not there then say(sample, "%s (status %d)", text, code_there) end
+        local exact = one_formula[op.name]
+        for k, list in ipairs(here.out) do
+          assert.are.same(here.info[k].shape, there.info[k].shape)
+          assert.are.equal(here.info[k].dtype, there.info[k].dtype)
+          if op.name ~= "to_device" then assert.are.equal(tonumber(E.MS_CUDA), there.info[k].device) end
+          local whole = exact or here.info[k].dtype > E.MS_BF16
+          compare(sample, "output " .. k - 1, there.out[k], list, whole and 0 or rtol, whole and 0 or atol)
+        end
+        for k, list in pairs(here.grad) do
+          if not there.grad[k] then say(sample, "no gradient of input %d on cuda", k - 1) end
+          assert.are.same(here.grad_info[k].shape, there.grad_info[k].shape)
+          assert.are.equal(here.grad_info[k].dtype, there.grad_info[k].dtype)
+          local largest = 0
+          for _, x in ipairs(list) do
+            if math.abs(x) < math.huge then largest = math.max(largest, math.abs(x)) end
+          end
+          compare(sample, "gradient of input " .. k - 1, there.grad[k], list, 2 * rtol, 2 * atol * math.max(largest, 1))
+        end
+      end
       for _, case in ipairs { { E.MS_F64, "float64", 1e-12, 1e-12 }, { E.MS_F32, "float32", 2e-5, 1e-5 },
-        { E.MS_BF16, "bfloat16", 2 ^ -7, 2 ^ -8 } } do
+        { E.MS_BF16, "bfloat16", 2 ^ -7, 2 ^ -8 }, { E.MS_F16, "float16", 2 ^ -9, 2 ^ -10 } } do
         local dtype, name, rtol, atol = case[1], case[2], case[3], case[4]
         for _, strided in ipairs { false, true } do
           it(("gives on cuda what it gives on the cpu, in %s%s"):format(name, strided and ", with strides" or ""),
             each_sample(op, function(sample, values)
             if dtype ~= E.MS_F64 and not any_float(sample) then return end
             local _, need = differentiated(op, sample)
-            local opts = { values = values, need = need, dtype = dtype, strided = strided or nil }
-            local here, code = samples.evaluate(op, sample, opts)
-            opts.on = tonumber(E.MS_CUDA)
-            local there, code_there, text = samples.evaluate(op, sample, opts)
-            if not here then
-              assert.are.equal(code, code_there)
-              return
-            end
-            if not there then say(sample, "%s (status %d)", text, code_there) end
-            local exact = one_formula[op.name]
-            for k, list in ipairs(here.out) do
-              assert.are.same(here.info[k].shape, there.info[k].shape)
-              assert.are.equal(here.info[k].dtype, there.info[k].dtype)
-              if op.name ~= "to_device" then assert.are.equal(tonumber(E.MS_CUDA), there.info[k].device) end
-              local whole = exact or here.info[k].dtype > E.MS_BF16
-              compare(sample, "output " .. k - 1, there.out[k], list, whole and 0 or rtol, whole and 0 or atol)
-            end
-            for k, list in pairs(here.grad) do
-              if not there.grad[k] then say(sample, "no gradient of input %d on cuda", k - 1) end
-              assert.are.same(here.grad_info[k].shape, there.grad_info[k].shape)
-              assert.are.equal(here.grad_info[k].dtype, there.grad_info[k].dtype)
-              local largest = 0
-              for _, x in ipairs(list) do largest = math.max(largest, math.abs(x)) end
-              compare(sample, "gradient of input " .. k - 1, there.grad[k], list, 2 * rtol,
-                2 * atol * math.max(largest, 1))
-            end
+            agree(sample, values, need, dtype, strided, rtol, atol)
           end))
         end
+      end
+      -- Whole numbers, so that many are equal, and some are 0.
+      for _, case in ipairs { { E.MS_F64, "float64" }, { E.MS_F32, "float32" }, { E.MS_BF16, "bfloat16" },
+        { E.MS_I64, "int64" }, { E.MS_I32, "int32" }, { E.MS_I16, "int16" }, { E.MS_I8, "int8" }, { E.MS_U8, "uint8" },
+        { E.MS_BOOL, "bool" } } do
+        it("gives on cuda what it gives on the cpu for equal numbers, in " .. case[2],
+          each_sample(op, function(sample, values)
+          if not any_float(sample) then return end
+          for k, list in ipairs(values) do
+            for n, x in ipairs(samples.is_float(sample.inputs[k]) and list or {}) do
+              list[n] = math.floor(case[1] == E.MS_BOOL and math.abs(x) % 2 or case[1] == E.MS_U8 and math.abs(2 * x) or 2 * x)
+            end
+          end
+          local float = case[1] <= E.MS_BF16
+          local loose = case[1] == E.MS_F64 and 1e-12 or case[1] == E.MS_F32 and 2e-5 or 2 ^ -5
+          agree(sample, values, float and select(2, differentiated(op, sample)), case[1], false, loose, loose)
+        end))
       end
     end
 

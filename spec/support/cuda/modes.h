@@ -11,6 +11,7 @@
 //   check    with MOONSHARD_CUDA=ptx: each access of a kernel is checked (ptx/checks.h), also warps and align
 //   compare  with MOONSHARD_CUDA=ptx: each launch runs g++'s kernel, too, which must write the same (ptx/compare.h)
 //   approx:N with MOONSHARD_CUDA=ptx: approximate instructions err within the ISA's bounds, drawn from N
+//   wide     with MOONSHARD_CUDA=ptx: half of the divisions of small 64-bit numbers take the way of large ones
 //   tensor:a100, tensor:h100   products of tensor cores truncate as on these GPUs (tensor.h)
 //   fail:CALL:N:ERROR   the N-th call of the CUDA function CALL fails with error code ERROR
 #pragma once
@@ -32,7 +33,7 @@ namespace ms_shim
 
 struct modes {
     bool seed = false, late = false, chunks = false, warps = false, shared = false, align = false;
-    bool check = false, compare = false;
+    bool check = false, compare = false, wide = false;
     uint64_t seeded = 0, approx = 0;
     int tensor = 0;       // tensor cores: of an A100 (80), of an H100 (90), or 0: exact until the last rounding
     std::string failing;  // the function that fails, empty: none
@@ -111,6 +112,7 @@ inline modes read_modes()
         else if (word == "tensor:a100") m.tensor = 80;
         else if (word == "tensor:h100") m.tensor = 90;
         else if (word == "compare") m.compare = true;
+        else if (word == "wide") m.wide = true;
         else if (word.size() > 7 && word.compare(0, 7, "approx:") == 0 &&
                  word.find_first_not_of("0123456789", 7) == std::string::npos)
             m.approx = strtoull(word.c_str() + 7, nullptr, 10) * 2 + 1;

@@ -54,7 +54,7 @@ inline const range *range_before(const std::vector<range> &ranges, const char *a
     return next == ranges.begin() ? nullptr : &*std::prev(next);
 }
 
-enum access_kind { READ, WRITE, ATOMIC };
+enum access_kind { READ, WRITE, ATOMIC, VOLATILE };  // VOLATILE: writes
 
 class block_checks
 {
@@ -95,7 +95,7 @@ class block_checks
     {
         unsigned t = thread();
         return { here.now->block.x,      line,           (uint16_t)t, (uint16_t)met[t],
-                 (uint16_t)warps_met[t], (uint8_t)bytes, false,       kind == ATOMIC };
+                 (uint16_t)warps_met[t], (uint8_t)bytes, false,       kind >= ATOMIC };
     }
     static bool races(const mark &m, const mark &by, access_kind kind)
     {
@@ -106,7 +106,7 @@ class block_checks
     }
     [[noreturn]] void race(const char *at, const mark &m, const mark &by, access_kind kind)
     {
-        static const char *const verbs[] = { "reads", "writes", "changes" };
+        static const char *const verbs[] = { "reads", "writes", "changes", "writes" };
         char who[64], where[64];
         if (m.block != by.block) snprintf(who, sizeof who, "block %u", m.block);
         else snprintf(who, sizeof who, m.several ? "warp %d" : "thread %d", m.several ? m.thread / 32 : m.thread);
@@ -191,7 +191,7 @@ class block_checks
         }
         arena *a = arena_of(at);
         if (!a) return;  // pinned or another process's
-        if (r->written && kind != WRITE && memchr(r->written + (at - r->from), 0, (size_t)n))
+        if (r->written && (kind == READ || kind == ATOMIC) && memchr(r->written + (at - r->from), 0, (size_t)n))
             fault("line %d: reads %d bytes of global memory at %p, not written since their allocation of %td bytes",
                   line, n, (void *)at, r->to - r->from);
         if (kind != READ) wrote(at, (size_t)n);

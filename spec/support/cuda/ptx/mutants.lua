@@ -6,6 +6,7 @@
 --- are not run. --count 0 only lists the kernels that no file launches.
 package.path = "./?.lua;" .. package.path
 local planted = require "spec.support.cuda.ptx.planted"
+local mutations = require "spec.support.cuda.ptx.mutations"
 local process = require "spec.support.process"
 
 local numbers, files = { seed = 1, count = 40, from = 1 }, {}
@@ -25,47 +26,19 @@ local function draw(n)
   return state % n + 1
 end
 
---- Kinds of mutants: { name, pattern of an instruction, its change }.
-local FLIP = { lt = "le", le = "lt", gt = "ge", ge = "gt", eq = "ne", ne = "eq" }
-local WIDTH = { ["8"] = 1, ["16"] = 2, ["32"] = 4, ["64"] = 8 }
-local KINDS = {
-  { "store", "st%.[gsn][%w.]*%s+[^;]*;", function() return "" end },
-  { "barrier", "bar%.[%w.]*sync%s+[^;]*;", function() return "" end },
-  { "wait", "cp%.async%.wait_group%s+%d+;", function() return "" end },
-  { "predicate", "setp%.%a%a%.%w+", function(text)
-    local by = FLIP[text:sub(6, 7)]
-    return by and text:sub(1, 5) .. by .. text:sub(8)
-  end },
-  { "address", "[ls][dt]%.[gs][%w.]*%.%a%d+%s+[^;]*%[%%%a+%d+[^%]]*%][^;]*;", function(text)
-    local width = WIDTH[text:match "%.%a(%d+)%s"]
-    return (text:gsub("%[(%%%a+%d+)%+?(%-?%d*)%]", function(register, plus)
-      return ("[%s+%d]"):format(register, (tonumber(plus) or 0) + width)
-    end))
-  end },
-  { "mask", "[as][nh][dlr]%.[bu]32%s+[^;]*, %d+;", function(text)
-    return (text:gsub(", (%d+);$", function(n) return (", %d;"):format(tonumber(n) == 0 and 1 or math.floor(tonumber(n) / 2)) end))
-  end },
-  { "order", "sub%.[rsf][^;]*;", function(text)
-    return (text:gsub("^(%S+%s+%S+,) ([^,]+), ([^;]+);", "%1 %3, %2;"))
-  end },
-}
-
 --- A kernel's body with one instruction of this kind changed: { kind, kernel, original, body, trapped, old, new, line, before, after };
 --- nil if there is none. trapped: the body with `trap` in its place; before, after: the text around it.
 local function mutant(kernel, kind)
-  local _, body = planted.ptx_of(kernel)
-  local at = {}
-  for from, to in body:gmatch("()" .. kind[2] .. "()") do at[#at + 1] = { from, to } end
-  while #at > 0 do
-    local k = table.remove(at, draw(#at))
-    local old = body:sub(k[1], k[2] - 1)
-    local new = kind[3](old)
-    if new and new ~= old then
-      local before, after = body:sub(1, k[1] - 1), body:sub(k[2])
-      local _, line = before:gsub("\n", "")
+  local body = planted.body_of(kernel)
+  local all = mutations.candidates(body, kind)
+  while #all > 0 do
+    local c = table.remove(all, draw(#all))
+    if c.new then
+      local before, after = body:sub(1, c.from - 1), body:sub(c.to)
       local predicated = before:match "@!?%%%w+%s*$" or ""             -- of the instruction: it would also guard the trap
-      return { kind = kind[1], kernel = kernel, original = body, before = before, body = before .. new .. after, old = old, new = new, line = line + 1, after = after,
-        trapped = before:sub(1, -1 - #predicated) .. predicated .. "trap; " .. predicated .. body:sub(k[1]) }
+      return { kind = kind[1], kernel = kernel, original = body, before = before, body = before .. c.new .. after, old = c.old,
+        new = c.new, line = c.line, after = after,
+        trapped = before:sub(1, -1 - #predicated) .. predicated .. "trap; " .. predicated .. body:sub(c.from) }
     end
   end
 end
@@ -153,10 +126,10 @@ end
 --- The spec file that finds a change of a kernel, and the check's message; nil: none.
 local function finder(kernel, body, original)
   for _, run in ipairs(kernel.files) do
-    local message = fails(kernel, body, run, "check,compare")
+    local message = fails(kernel, body, run, "check,compare,wide")
     -- A kernel may differ from g++'s in the last place (compare.h): then only the accesses are checked.
-    if message and message:find "leaves" and fails(kernel, original, run, "check,compare") then
-      message = fails(kernel, body, run, "check")
+    if message and message:find "leaves" and fails(kernel, original, run, "check,compare,wide") then
+      message = fails(kernel, body, run, "check,wide")
     end
     if message then return run.file, message end
   end
@@ -164,8 +137,8 @@ end
 
 local found, made = 0, 0
 while made < numbers.count do
-  local m = mutant(kernels[draw(#kernels)], KINDS[made % #KINDS + 1])
-  local nothing = m and planted.changes_nothing(m)
+  local m = mutant(kernels[draw(#kernels)], mutations.KINDS[made % #mutations.KINDS + 1])
+  local nothing = m and mutations.changes_nothing(m)
   if nothing then print(("-- drawn again: %s %s: line %d, %s: %s"):format(m.kernel.module, m.kernel.symbol, m.line, m.old, nothing)) end
   if m and not nothing then
     made = made + 1

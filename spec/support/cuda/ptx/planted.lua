@@ -6,8 +6,8 @@ local M = {}
 --- The spec files that launch the kernels.
 M.SUITES = {}
 for name in ([[cuda/copies cuda/instances cuda/folds cuda/rows cuda/layers cuda/flash cuda/device cuda/clip cuda/scaler
-    cuda/distributions cuda/nccl cuda/capture cuda/offload_rows cuda/slab cuda/cublaslt cuda/sharded nn/ctc
-    tensor/functions tensor/order kernels/ops]]):gmatch "%S+" do
+    cuda/distributions cuda/nccl cuda/node cuda/capture cuda/offload_rows cuda/slab cuda/cublaslt cuda/sharded
+    cuda/sweep cuda/optimizers nn/ctc tensor/functions tensor/order kernels/ops]]):gmatch "%S+" do
   M.SUITES[#M.SUITES + 1] = ("spec/%s_spec.lua"):format(name)
 end
 M.source = process.root .. "/spec/support/cuda/ptx"
@@ -58,31 +58,42 @@ function M.kernels()
   return out
 end
 
-local files = {}
---- A kernel's PTX: the text before its body, and the body.
-function M.ptx_of(kernel)
+local files, ends = {}, {}
+--- A kernel's body, its first line in the file of PTX, and that file's text with the positions of the entry and of the
+--- body.
+function M.body_of(kernel)
   local file = ("%s/../sm_90/%s.ptx"):format(ptx, kernel.module)
   files[file] = files[file] or read(file)
   local text = files[file]
   local _, start = text:find(".entry " .. kernel.symbol .. "(", 1, true)
-  local open = assert(text:find("\n{\n", start, true))
+  local _, open = assert(text:find("\n{\n", start, true))
   local close = assert(text:find("\n}\n", open, true))
+  -- A file's kernels are asked for in their order: the lines before the last one's body are counted.
+  local last = ends[file] and ends[file][1] <= open and ends[file] or { 0, 0 }
+  local _, lines = text:sub(last[1] + 1, open):gsub("\n", "")
+  ends[file] = { open, last[2] + lines }
+  return text:sub(open + 1, close), last[2] + lines + 1, text, start, open
+end
+
+--- A kernel's PTX: the text before its body, and the body.
+function M.ptx_of(kernel)
+  local body, _, text, start, open = M.body_of(kernel)
   -- The rest of the file without its other kernels: translating elementwise.ptx takes seconds.
   local first = text:find("\n[^\n]*%.entry ") or 1
   local functions = text:sub(first):gsub("\n[^\n]*%.entry [^\n]*%(.-\n}\n", "\n")
-  return text:sub(1, first) .. functions .. text:sub(text:sub(1, start):find "[^\n]*$", open + 2), text:sub(open + 3, close)
+  return text:sub(1, first) .. functions .. text:sub(text:sub(1, start):find "[^\n]*$", open), body
 end
 
 --- Makes a folder for MOONSHARD_PTX_FOLDER in which one kernel differs.
 ---@param folder string  is made
 ---@param kernel table?  of M.kernels; nil: none
 ---@param body string?  its changed body
----@param rest string?  its changed line of the index, after symbol and module
+---@param rest string|false|nil  its changed line of the index, after symbol and module; false: it has none
 ---@param alone boolean?  the other kernels are g++'s
 function M.plant(folder, kernel, body, rest, alone)
   assert(os.execute(("rm -rf '%s' && mkdir -p '%s'"):format(folder, folder)) == 0)
   if not alone then os.execute(("ln -s '%s/'*.c '%s/'*.so '%s' 2>/dev/null"):format(ptx, ptx, folder)) end
-  rest = rest or kernel and kernel.rest
+  if rest == nil then rest = kernel and kernel.rest end
   if body then
     local head = M.ptx_of(kernel)
     local found = M.translator().translate(head .. body .. "\n}\n", kernel.module .. ".ptx")
@@ -94,57 +105,11 @@ function M.plant(folder, kernel, body, rest, alone)
   local lines = {}
   for _, k in ipairs(M.kernels()) do
     local is = kernel and k.symbol == kernel.symbol and k.module == kernel.module
-    local of = is and rest or alone and k.rest:gsub("%S+$", "-") or k.rest
-    lines[#lines + 1] = ("%s %s %s\n"):format(k.symbol, k.module, of)
+    local of = alone and k.rest:gsub("%S+$", "-") or k.rest
+    if is then of = rest end
+    if of then lines[#lines + 1] = ("%s %s %s\n"):format(k.symbol, k.module, of) end
   end
   write(folder .. "/index", table.concat(lines))
-end
-
---- The lines of a body that may run after position `at`, over all branches.
-local function reachable(body, at)
-  local labels, seen, todo, out = {}, {}, { at }, {}
-  for from, name in body:gmatch "()([%$%w_]+):" do labels[name] = from end
-  while #todo > 0 do
-    local from = table.remove(todo)
-    for start, line in body:sub(from):gmatch "()([^\n]*)\n" do
-      local here = from + start - 1
-      if here > from and seen[here] then break end
-      seen[here], out[#out + 1] = true, line
-      local target = line:match "bra[%.uni]*%s+([%$%w_]+);"
-      if target then todo[#todo + 1] = labels[target] end
-      if (target or line:find "^%s*ret;") and not line:find "@" then break end
-    end
-  end
-  return out
-end
-
--- Instructions that no launch reaches: { kernel, instruction, text that ends before it, why }.
-local EQUIVALENT = {
-  { "dense_rows_kernel", "st%.global%.[us]8", "cvt%.rzi%.s64%.f64[^;]*;[^;]*;[^;]*$", "a fold of real numbers gives no integers" },
-  { "read_id", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
-  { "read_place", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
-  { "int8_", "^setp%.eq", "setp%.eq%.s32[^,]*, %%r%d+, 4;[^;]*;[^;]*$", "int8_linear takes scales of floats only" },
-}
-
---- Why a mutant (mutants.lua) computes the same; nil if it may differ.
-function M.changes_nothing(m)
-  if m.kind == "barrier" and m.old:find "^bar%.sync" then
-    -- Threads of a block exchange by shared memory alone: racecheck sees no conflict in global memory.
-    for _, line in ipairs(reachable(m.body .. "\n", #m.body - #m.after + 1)) do
-      if line:find "%.shared" or line:find "call" then return end
-    end
-    return "no shared memory is accessed behind it"
-  end
-  local x, y = m.after:match "^%s+%S+, (%S+), (%S+);"
-  if m.kind == "predicate" and x and m.old:find "%.[lg][te]%." then
-    for p, q in m.after:sub(1, 300):gmatch "selp%.%w+%s+%S+, (%S+), (%S+), " do
-      if (p == x and q == y) or (p == y and q == x) then return "of two equal numbers either is taken" end
-    end
-  end
-  local before = m.before:sub(-400)
-  for _, e in ipairs(EQUIVALENT) do
-    if m.kernel.symbol:find(e[1]) and m.old:find(e[2]) and before:find(e[3]) then return e[4] end
-  end
 end
 
 return M

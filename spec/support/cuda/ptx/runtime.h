@@ -16,7 +16,7 @@ struct ptx_machine {
     void (*commit)(void);
     void (*wait)(int left);
     // An access to be checked: space is 'g' (global), 's' (shared), 'n' (generic), 'l' (local) or 'o' (beyond the local
-    // memory); kind is 0 (reads), 1 (writes) or 2 (atomic).
+    // memory); kind is 0 (reads), 1 (writes), 2 (atomic) or 3 (volatile store).
     void (*watch)(char space, const void *at, int bytes, int kind, int line);
 };
 struct ptx_thread {
@@ -25,6 +25,7 @@ struct ptx_thread {
     int watched;         // whether accesses are reported to machine->watch
     uint64_t perturbed;  // 0: approximations are rounded correctly; otherwise the state of the errors' draws
     const struct ptx_machine *machine;
+    uint32_t wide;  // at which lines, modulo 32, numbers are divided as if they were too large for 32 bits
 };
 // A kernel: the thread, and the addresses of its arguments.
 typedef void ptx_kernel(struct ptx_thread *t, const void *const *arguments);
@@ -47,6 +48,11 @@ typedef float f32;
 typedef double f64;
 typedef bool pred;
 #define INLINE static inline __attribute__((unused))
+// A byte for each line of the PTX: whether the block of instructions that begins there ran. The launcher maps a file of
+// MOONSHARD_PTX_RAN over them.
+#define MARKS(lines) _Alignas(4096) u8 ran[((lines) + 4096) / 4096 * 4096];
+#define RAN(line) ran[line] = 1
+#define WIDE(line) (t->wide >> (line) % 32 & 1)
 
 INLINE f32 as_f32(u32 v)
 {

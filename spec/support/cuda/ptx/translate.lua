@@ -107,13 +107,15 @@ local function access(b, op, operands)
   for part in op:match "^%a+%.(.*)%.%a%d+$" and (op:match "^%a+%.(.*)%.%a%d+$"):gmatch "[^.]+" or function() end do
     if SPACES[part] then space = part
     elseif part:find "^v[24]$" then n = tonumber(part:sub(2))
-    elseif not (part == "nc" or part == "wb" or part == "volatile" or part == "ca" or part == "cg" or part == "cs") then
+    elseif not ((" nc wb ca cg cs "):find(" " .. part .. " ", 1, true) or part == "volatile" and write) then
       stop(b, "instruction '%s' is unknown", op)
     end
   end
   local where, data = operands[write and 1 or 2], vector(operands[write and 2 or 1])
   if #data ~= n or not WIDTH[t] then stop(b, "instruction '%s' is unknown", op) end
-  local kind = space == "local" and (b.depot or stop(b, "local memory is not declared")) or write and 1 or 0
+  -- A volatile store is a relaxed operation of the memory model: it races with others no more than atomics do.
+  local kind = space == "local" and (b.depot or stop(b, "local memory is not declared")) or
+    write and (op:find "%.volatile" and 3 or 1) or 0
   local out = { ("void *at = %s_at(t, %s, %d, %s, %d);"):format(space, address(b, where), n * WIDTH[t], kind, b.line) }
   for k, d in ipairs(data) do
     out[#out + 1] = write and ("STORE(%s, at, %d, %s);"):format(t, k - 1, value(b, d, t)) or nil
@@ -229,7 +231,13 @@ local function instruction(b, text)
       with[("abcd"):sub(k, k)] = "(" .. value(b, operands[k + 1], t) .. ")"
     end
     if #operands ~= #form.from + 1 then stop(b, "'%s' has too many operands", text) end
-    c = assign(b, operands[1], form.to, (form.c:gsub("%f[%w_][abcd]%f[^%w_]", with)))
+    local of = form.c:gsub("%f[%w_][abcd]%f[^%w_]", with)
+    -- A division of 64-bit numbers whose upper halves are 0 is one of 32 bits; WIDE takes the other branch.
+    if operands[3] == "-4294967296" and op == "and.b64" then b.upper = operands[1]
+    elseif op == "setp.eq.s64" and operands[2] == b.upper and operands[3] == "0" then
+      of, b.upper = ("%s && !WIDE(%d)"):format(of, b.line), nil
+    end
+    c = assign(b, operands[1], form.to, of)
     b.carries = b.carries or form.c:find "cc" ~= nil
   else
     for _, p in ipairs(BY_WORD[op:match "^%a+"] or {}) do
@@ -237,8 +245,11 @@ local function instruction(b, text)
     end
     if not c then stop(b, "instruction '%s' is unknown", op) end
   end
-  if guard then c = ("if (%s%s) %s"):format(guard:sub(1, 1) == "!" and "!" or "", c_name(guard:match "%%.*"), c) end
-  return c
+  if not guard then return c end
+  local jumps = op:find "^bra" ~= nil
+  b.block = jumps
+  if not jumps then c = ("{ RAN(%d); %s }"):format(b.line, c) end
+  return ("if (%s%s) %s"):format(guard:sub(1, 1) == "!" and "!" or "", c_name(guard:match "%%.*"), c)
 end
 
 -- ---- declarations ----
@@ -284,7 +295,7 @@ end
 
 -- Translates the text between the braces of a kernel or function into b.out. Lines are counted from b.line.
 local function translate_body(b, body)
-  b.occurs = {}                                                         -- the registers that the body mentions
+  b.occurs, b.block = {}, true                                          -- occurs: the registers that the body mentions
   for name in body:gmatch "%%%a+%d+" do b.occurs[name] = true end
   local at, find = 1, string.find
   local line = b.line
@@ -302,14 +313,19 @@ local function translate_body(b, body)
       b.line = line
       local _, last, name = find(body, "^([%$%w_]+):", at)
       if name then
-        b.out[#b.out + 1], at = label(name) .. ":;", last + 1
+        b.out[#b.out + 1], at, b.block = label(name) .. ":;", last + 1, true
       else
         local stopped = find(body, ";", at, true) or stop(b, "no ';' ends the instruction")
         local text = body:sub(at, stopped - 1)
         local _, newlines = text:gsub("\n", " ")
         line, at = line + newlines, stopped + 1
         text = text:gsub("%s+", " "):gsub(" $", "")
-        if text:sub(1, 1) == "." then declare(b, text) else b.out[#b.out + 1] = instruction(b, text) end
+        if text:sub(1, 1) == "." then declare(b, text)
+        else
+          -- A line marks that its block ran: up to the next label or branch.
+          if b.block then b.out[#b.out + 1], b.block = ("RAN(%d);"):format(line), false end
+          b.out[#b.out + 1] = instruction(b, text)
+        end
       end
     end
   end
@@ -346,6 +362,7 @@ end
 function M.translate(text, file)
   text = text:gsub("//[^\n]*", "")
   local module = { file = file, globals = {}, functions = {}, opcodes = {} }
+  local _, lines = text:gsub("\n", "")
   for align, element, name, count, values in
     text:gmatch "\n%.global%s+%.align%s+(%d+)%s+%.(%a%d+)%s+([%w_%$]+)%[?(%d*)%]?%s*=?%s*{?([^;}]*)}?;" do
     module.globals[name] = ("static _Alignas(%s) const %s %s[%s] = { %s };\n"):format(align, element, c_name(name),
@@ -399,7 +416,8 @@ function M.translate(text, file)
     translate_body(b, e.body)
     local functions, seen = {}, {}
     for name in pairs(b.called) do needs(name, seen, functions, b.used) end
-    local out, globals = { '#include "runtime.h"\n' }, {}
+    -- The functions may stand behind the kernel.
+    local out, globals = { '#include "runtime.h"\n', ("MARKS(%d)\n"):format(lines) }, {}
     for name in pairs(b.used) do globals[#globals + 1] = module.globals[name] end
     table.sort(globals)
     out[#out + 1] = ("#define DYNAMIC %d\n"):format(math.ceil(b.shared / 128) * 128)

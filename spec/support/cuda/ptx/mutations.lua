@@ -1,0 +1,111 @@
+-- SPDX-License-Identifier: MIT
+--- What mutants.lua changes: single instructions of the kernels that nvcc compiled.
+local M = {}
+
+--- Kinds of mutants: { name, pattern of an instruction, its change }.
+local FLIP = { lt = "le", le = "lt", gt = "ge", ge = "gt", eq = "ne", ne = "eq" }
+local WIDTH = { ["8"] = 1, ["16"] = 2, ["32"] = 4, ["64"] = 8 }
+M.KINDS = {
+  { "store", "st%.[gsn][%w.]*%s+[^;]*;", function() return "" end },
+  { "barrier", "bar%.[%w.]*sync%s+[^;]*;", function() return "" end },
+  { "wait", "cp%.async%.wait_group%s+%d+;", function() return "" end },
+  { "predicate", "setp%.%a%a%.%w+", function(text)
+    local by = FLIP[text:sub(6, 7)]
+    return by and text:sub(1, 5) .. by .. text:sub(8)
+  end },
+  { "address", "[ls][dt]%.[gs][%w.]*%.%a%d+%s+[^;]*%[%%%a+%d+[^%]]*%][^;]*;", function(text)
+    local width = WIDTH[text:match "%.%a(%d+)%s"]
+    return (text:gsub("%[(%%%a+%d+)%+?(%-?%d*)%]", function(register, plus)
+      return ("[%s+%d]"):format(register, (tonumber(plus) or 0) + width)
+    end))
+  end },
+  { "mask", "[as][nh][dlr]%.[bu]32%s+[^;]*, %d+;", function(text)
+    return (text:gsub(", (%d+);$", function(n)
+      return (", %d;"):format(tonumber(n) == 0 and 1 or math.floor(tonumber(n) / 2))
+    end))
+  end },
+  { "order", "sub%.[rsf][^;]*;", function(text)
+    return (text:gsub("^(%S+%s+%S+,) ([^,]+), ([^;]+);", "%1 %3, %2;"))
+  end },
+}
+
+--- The instructions of a body that match a kind: { from, to (behind it), old, new, line (of the body) }; new is nil
+--- where the change would be none.
+function M.candidates(body, kind)
+  local out, line, at = {}, 1, 1
+  for from, to in body:gmatch("()" .. kind[2] .. "()") do
+    local old = body:sub(from, to - 1)
+    local new = kind[3](old)
+    local _, n = body:sub(at, from - 1):gsub("\n", "")
+    line, at = line + n, from
+    out[#out + 1] = { from = from, to = to, old = old, new = new ~= old and new or nil, line = line }
+  end
+  return out
+end
+
+--- Which lines of a kernel's body ran: { [line of the body] = boolean }.
+---@param c string  the kernel's C, with a mark for each block and for each predicated instruction
+---@param first integer  the body's first line in the file
+---@param n integer  lines of the body
+---@param marks string  a byte for each line of the file
+function M.lines_run(c, first, n, marks)
+  local blocks, alone, out, runs = {}, {}, {}, false
+  for before, at in c:gmatch "([^R])RAN%((%d+)%)" do
+    (before == "\n" and blocks or alone)[tonumber(at)] = marks:byte(tonumber(at) + 1) == 1
+  end
+  for line = 1, n do
+    local at = first + line - 1
+    if blocks[at] ~= nil then runs = blocks[at] end
+    if alone[at] ~= nil then out[line] = alone[at] else out[line] = runs end
+  end
+  return out
+end
+
+--- The lines of a body that may run after position `at`, over all branches.
+local function reachable(body, at)
+  local labels, seen, todo, out = {}, {}, { at }, {}
+  for from, name in body:gmatch "()([%$%w_]+):" do labels[name] = from end
+  while #todo > 0 do
+    local from = table.remove(todo)
+    for start, line in body:sub(from):gmatch "()([^\n]*)\n" do
+      local here = from + start - 1
+      if here > from and seen[here] then break end
+      seen[here], out[#out + 1] = true, line
+      local target = line:match "bra[%.uni]*%s+([%$%w_]+);"
+      if target then todo[#todo + 1] = labels[target] end
+      if (target or line:find "^%s*ret;") and not line:find "@" then break end
+    end
+  end
+  return out
+end
+
+-- Instructions that no launch reaches: { kernel, instruction, text that ends before it, why }.
+local EQUIVALENT = {
+  { "dense_rows_kernel", "st%.global%.[us]8", "cvt%.rzi%.s64%.f64[^;]*;[^;]*;[^;]*$", "a fold of real numbers gives no integers" },
+  { "read_id", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
+  { "read_place", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
+  { "int8_", "^setp%.eq", "setp%.eq%.s32[^,]*, %%r%d+, 4;[^;]*;[^;]*$", "int8_linear takes scales of floats only" },
+}
+
+--- Why a mutant (mutants.lua) computes the same; nil if it may differ.
+function M.changes_nothing(m)
+  if m.kind == "barrier" and m.old:find "^bar%.sync" then
+    -- Threads of a block exchange by shared memory alone: racecheck sees no conflict in global memory.
+    for _, line in ipairs(reachable(m.body .. "\n", #m.body - #m.after + 1)) do
+      if line:find "%.shared" or line:find "call" then return end
+    end
+    return "no shared memory is accessed behind it"
+  end
+  local x, y = m.after:match "^%s+%S+, (%S+), (%S+);"
+  if m.kind == "predicate" and x and m.old:find "%.[lg][te]%." then
+    for p, q in m.after:sub(1, 300):gmatch "selp%.%w+%s+%S+, (%S+), (%S+), " do
+      if (p == x and q == y) or (p == y and q == x) then return "of two equal numbers either is taken" end
+    end
+  end
+  local before = m.before:sub(-400)
+  for _, e in ipairs(EQUIVALENT) do
+    if m.kernel.symbol:find(e[1]) and m.old:find(e[2]) and before:find(e[3]) then return e[4] end
+  end
+end
+
+return M
