@@ -8,7 +8,7 @@
 #include "cpu/rows/work.h"
 #include "rows/spatial/resample.h"
 
-enum { IN_CACHE = 64 << 10 };  // elements
+enum { IN_CACHE = 256 << 10 };  // elements between two passes over a plane: a whole pass would go through memory
 
 static int64_t pass_numel(const ms_resample_pass *p, int64_t rows) { return p->outer * rows * p->inner; }
 
