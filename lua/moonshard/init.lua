@@ -4,8 +4,9 @@
 -- Training programs need more traces and machine code than LuaJIT allows by default. -fuse turns operand fusion off: on
 -- x86, LuaJIT 2.1.0-beta3 moves the load of a C struct's field into the instruction that uses it, also past a C call
 -- that changes the field. `a.ndim ~= b.ndim - 1` then compared b's number with itself (spec/core/compiled_spec;
--- github.com/LuaJIT/LuaJIT/issues/1117 is of the same kind).
+-- github.com/LuaJIT/LuaJIT/issues/1117 is of the same kind). -loop: on ARM64 the loops of that version lose values.
 jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=32768", "sizemcode=256", "-fuse")
+if jit.arch == "arm64" and jit.version == "LuaJIT 2.1.0-beta3" then jit.opt.start "-loop" end
 
 local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
@@ -63,6 +64,9 @@ local functions = { save = "io.files", load = "io.files", memory_report = "tools
 local parts = { nn = { "F", "init", "utils", "Module" }, optim = { "lr_scheduler", "swa_utils" }, fsdp = { "wrap" },
   data = { "transforms" } }
 local elsewhere = { doctor = "tools.doctor", cuda = "tools.cuda" }
+-- Names of version 1.0 whose functions are in another module now.
+local former = { data = { tokenizer = function() return ms.text.tokenizer end,
+  train_tokenizer = function() return ms.text.train_bpe end } }
 for name, from in pairs(functions) do elsewhere[name] = from end
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end
 
@@ -81,7 +85,9 @@ setmetatable(ms, {
       if type(module) == "table" then opts.seal(module) end
       for _, part in ipairs(parts[name] or {}) do opts.seal(module[part]) end
       local value = functions[name] and module[name] or module
-      if value == module and type(module) == "table" and getmetatable(module) == nil then errors.closed(module, name) end
+      if former[name] or value == module and type(module) == "table" and getmetatable(module) == nil then
+        errors.closed(module, name, former[name])
+      end
       rawset(ms, name, value)
       return value
     end

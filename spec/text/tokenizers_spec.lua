@@ -324,6 +324,11 @@ describe("a tokenizer of ms.text", function()
     end
   end)
 
+  it("has the names of version 1.0 in ms.data, too", function()
+    assert.are.equal(ms.text.train_bpe, ms.data.train_tokenizer)
+    assert.are.equal(ms.text.tokenizer, ms.data.tokenizer)
+  end)
+
   it("writes shards that a corpus reads", function()
     local text = ("low lower newest widest "):rep(9)
     local t = ms.text.train_bpe(text, { vocab_size = 270 })

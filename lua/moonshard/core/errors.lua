@@ -213,9 +213,11 @@ end
 --- Makes reading an unknown name of a table an error that suggests the most similar name.
 ---@param module table  its keys are the known names
 ---@param what string  the table's name in messages, such as "nn.F"
+---@param former? table<string, function>  what former names, which are not suggested, return
 ---@return table module
-function M.closed(module, what)
+function M.closed(module, what, former)
   return setmetatable(module, { __index = function(_, name)
+    if former and former[name] then return former[name]() end
     if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- tools test tables for such names
     local names = {}
     for known in pairs(module) do

@@ -153,8 +153,6 @@ local within = { distributions = {
   get_optimizer_state_dict = "use fsdp.optim_state_dict(model, optimizer)",
   set_optimizer_state_dict = "use fsdp.load_optim_state_dict(model, optimizer, state)",
   unshard = "write model:unshard() after fully_shard", reshard = "write model:reshard() after fully_shard",
-}, data = {
-  train_tokenizer = "use ms.text.train_bpe", tokenizer = "use ms.text.tokenizer, which reads its files",
 }, ["nn.utils"] = {
   parametrizations = "use nn.utils.spectral_norm(layer) or nn.utils.weight_norm(layer)",
 } }
