@@ -308,7 +308,7 @@ return {
       section("Functions", "text.", ms.text),
       section("Methods of TextTokenizer", "TextTokenizer:", methods_of(tokenizer)),
       section("Methods of TextStream", "TextStream:", methods_of(tokenizer:stream())),
-      section("Methods of TextChat", "TextChat:", methods_of(ms.text.chat(causal_model, tokenizer, { chat = "llama2" }))),
+      section("Methods of TextChat", "TextChat:", methods_of(ms.text.chat(causal_model, tokenizer, { chat = "llama2", eos_token_id = 0 }))),
       section("Methods of TextRows", "TextRows:", methods_of(text_rows), "step each"),
     },
   },
