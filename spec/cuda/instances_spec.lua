@@ -57,6 +57,8 @@ describe("on a GPU #cuda", function()
       same(dtype, { random(2, 3, 5, 8) }, function(_, x) return F.rotary_embedding(x) end)
       same(dtype, { random(2, 3, 6, 7) }, function(_, x) return F.max_pool2d(x, 3, { stride = 2, padding = 1 }) end)
       same(dtype, { random(2, 3, 6, 7) }, function(_, x) return F.avg_pool2d(x, 2) end)
+      same(dtype, { random(2, 3, 9) }, function(_, x) return F.max_pool1d(x, 3, { stride = 1 }) end)
+      same(dtype, { random(1, 2, 5, 6, 7) }, function(_, x) return F.max_pool3d(x, 2, { stride = 1, padding = 1 }) end)
     end)
     case("an LSTM with a projection has the CPU's numbers and gradients in " .. dtype, function()
       local model = nn.LSTM(5, 8, { proj_size = 3 }):to(dtype)
@@ -72,8 +74,12 @@ describe("on a GPU #cuda", function()
         local there = nn[kind](5, 8):to(dtype):to "cuda"
         there:load_state_dict(model:state_dict())
         same(dtype, { random(4, 2, 5) }, function(device, x) return (device == "cpu" and model or there)(x) end)
-        -- Rows that end earlier, with states and the gradients of the last ones.
         local cells = kind == "LSTM"
+        same(dtype, { random(4, 2, 5), random(1, 2, 8), cells and random(1, 2, 8) or nil }, function(device, x, h, c)
+          local y, hn = (device == "cpu" and model or there)(x, h, c)
+          return y * hn
+        end)
+        -- Rows that end earlier, with states and the gradients of the last ones.
         same(dtype, { random(4, 3, 5), random(1, 3, 8), cells and random(1, 3, 8) or nil }, function(device, x, h, c)
           local packed = nn.utils.rnn.pack_padded_sequence(x, { 4, 2, 1 })
           local y, hn, cn = (device == "cpu" and model or there)(packed, h, c)
@@ -127,6 +133,41 @@ describe("on a GPU #cuda", function()
         same(dtype, { random(1, 2, 3, half) }, function(_, t) return F.rotary_embedding(t) end)
       end
     end)
+    case("rests of packs, at odd offsets, have the CPU's numbers in " .. dtype, function()
+      for n = 17, 25 do
+        for odd = 1, 2 do
+          local function part(x) return x:narrow(1, odd, n) end
+          same(dtype, { random(n + 1), random(n + 1) }, function(_, x, y) return F.mse_loss(part(x), part(y)) end)
+          same(dtype, { random(n + 1) }, function(_, x)
+            ms.manual_seed(3)
+            return F.dropout(part(x), 0.4)
+          end)
+          same(dtype, { random(1, 3), random(n + 1, 3), random(n + 1), random(3, n) }, function(_, x, w, b, v)
+            return F.gelu_mlp(x, part(w), part(b), v)
+          end)
+          same(dtype, { random(2, n + 1), ms.randint(-127, 128, { 20, n }):to "int8", ms.rand(20) * 0.02 },
+            function(_, x, w, scale) return F.int8_linear(x:narrow(2, odd, n), w, scale:detach()) end)
+          same(dtype, { random(2, 3, n, 3), random(4, 3, 3, 3), random(4) },
+            function(_, x, w, b) return F.conv2d(x, w, b, { padding = 1 }) end)
+        end
+      end
+    end)
+    if dtype:find "16" then
+      case("attention in tiles has the CPU's numbers for lengths that end in each eighth of a tile, in " .. dtype,
+        function()
+        for _, width in ipairs { 64, 128 } do
+          for n = 1, 64, 9 do
+            for _, causal in ipairs { false, true } do
+              -- The CPU rounds other intermediate results.
+              local x = { random(1, 1, n, width), random(1, 1, n, width), random(1, 1, n, width) }
+              same("bfloat16", x, function(_, q, k, v)
+                return F.scaled_dot_product_attention(q, k, v, { is_causal = causal })
+              end)
+            end
+          end
+        end
+      end)
+    end
     case("a loss over chunks, and products with int8, have the CPU's numbers in " .. dtype, function()
       local ids = ms.randint(0, 40, { 30 })
       same(dtype, { random(30, 12), random(40, 12), ids },
@@ -186,16 +227,19 @@ describe("on a GPU #cuda", function()
   case("an embedding's gradient adds rows of many ids", function()
     same("float32", { ms.randn(50, 8), ms.randint(0, 50, { 6000 }) }, function(_, w, at) return F.embedding(at, w) end)
   end)
-  case("a position out of range is an error, and gives zeros until the error is raised", function()
+  case("a position out of range is an error that names it, and gives zeros until the error is raised", function()
     local at = ms.tensor({ 0, 7, 1 }, { dtype = "int64" }):to "cuda"
-    for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
+    for _, dtype in ipairs { "float32", "float16", "bfloat16", "float64" } do
       local w = ms.randn(5, 15):to(dtype):to "cuda"
       for _, read in ipairs {
-        function() return F.embedding(at, w) end, function() return w:index_select(1, at) end,
-        function() return w:gather(1, at:unsqueeze(2)) end,
-        function() return F.cross_entropy(w:narrow(1, 1, 3), at + 14) end,
+        { 7, 5, function() return F.embedding(at, w) end },
+        { 7, 5, function() return w:index_select(1, at) end },
+        { 7, 5, function() return w:gather(1, at:unsqueeze(2)) end },
+        { 21, 15, function() return F.cross_entropy(w:narrow(1, 1, 3), at + 14) end },
+        { 7, 5, function() return F.linear_cross_entropy(w:narrow(1, 1, 3), w, at) end },
       } do
-        assert.has_error(function() read():to "cpu" end)
+        local text = (" %d is out of range, expected 0 or more and below %d"):format(read[1], read[2])
+        assert.error_matches(function() read[3]():to "cpu" end, text)
       end
     end
   end)

@@ -448,6 +448,50 @@ for _, op in ipairs(tested) do
           end))
         end
       end
+      -- Numbers at which conversions of half types change their way. What sums of them are depends on the order, so
+      -- only refusals are compared here; the mode `compare` of MOONSHARD_CUDA=ptx compares bits.
+      for _, case in ipairs { { E.MS_F16, "float16" }, { E.MS_BF16, "bfloat16" } } do
+        it("runs on cuda with the largest, the smallest and no numbers, in " .. case[2],
+          each_sample(op, function(sample, values)
+          if not any_float(sample) then return end
+          local edges = { 0, 65504, 2 ^ -14, 1, 2 ^ -24, -2, 65520, 2 ^ -15, math.huge, 0 / 0, 0.5, -2 ^ -25,
+            3 * 2 ^ -25 }
+          for k, list in ipairs(values) do
+            for n in ipairs(samples.is_float(sample.inputs[k]) and list or {}) do
+              list[n] = edges[(n + k) % #edges + 1]
+            end
+          end
+          local opts = { values = values, need = select(2, differentiated(op, sample)), dtype = case[1] }
+          local here = samples.evaluate(op, sample, opts)
+          opts.on = tonumber(E.MS_CUDA)
+          assert.equal(here == nil, samples.evaluate(op, sample, opts) == nil)
+        end))
+      end
+      -- Operators whose inputs have one shape, with a thread's several elements.
+      for _, case in ipairs { { E.MS_F64, "float64" }, { E.MS_F32, "float32" }, { E.MS_BF16, "bfloat16" },
+        { E.MS_F16, "float16" }, { E.MS_I64, "int64" } } do
+        it("gives on cuda what it gives on the cpu for 1320 elements, with strides, in " .. case[2],
+          each_sample(op, function(sample, values)
+          local large, all = { text = sample.text, i = sample.i, f = sample.f, inputs = {} }, {}
+          for k, input in ipairs(sample.inputs) do
+            local one = sample.inputs[1]
+            local same = not input.absent and #input.shape > 0 and
+              table.concat(input.shape, ",") == table.concat(one.shape, ",")
+            if not same then return end
+            large.inputs[k], all[k] = setmetatable({ shape = { 33, 40 } }, { __index = input }), {}
+            for n = 1, #values[k] > 0 and 1320 or 0 do
+              local x = values[k][(n - 1) % #values[k] + 1]
+              all[k][n] = case[1] == E.MS_I64 and math.floor(3 * x) or x
+            end
+            if #all[k] == 0 then return end
+          end
+          -- Large products overflow in one order and not in another; matrices of samples must not repeat.
+          if not any_float(sample) or op.random or op.name == "prod" or op.name:find "^linalg" then return end
+          local loose = case[1] == E.MS_F64 and 1e-12 or case[1] == E.MS_F32 and 2e-5 or 2 ^ -5
+          local need = case[1] <= E.MS_BF16 and select(2, differentiated(op, sample))
+          agree(large, all, need, case[1], true, loose, loose)
+        end))
+      end
       -- Whole numbers, so that many are equal, and some are 0.
       for _, case in ipairs { { E.MS_F64, "float64" }, { E.MS_F32, "float32" }, { E.MS_BF16, "bfloat16" },
         { E.MS_I64, "int64" }, { E.MS_I32, "int32" }, { E.MS_I16, "int16" }, { E.MS_I8, "int8" }, { E.MS_U8, "uint8" },
