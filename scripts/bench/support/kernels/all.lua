@@ -81,7 +81,7 @@ return function(bench)
   local copy, instructions = 8 * n / results.clone.best, bench.fma_float32 / 2 / 16  -- instructions of 16 lanes
   local peer, theirs = not bench.quick and bench:peer "kernels/peer_rows.py", {}
   for seconds, name in (peer and peer { rows, cols } or ""):gmatch "seconds (%S+) ([^\n]+)" do theirs[name] = seconds end
-  bench:print(("%-42s %10s %10s %-6s %6s%s"):format("kernel", "ms", "limit, ms", "by", "times",
+  bench:print(("# %-42s %10s %10s %-6s %6s%s"):format("kernel", "ms", "limit, ms", "by", "times",
     peer and "  PyTorch, ms" or ""))
   local unexplained = 0
   for _, c in ipairs(list) do
@@ -90,7 +90,7 @@ return function(bench)
     local times = time / limit
     local above = times > 1.5 and not c.why
     if above then unexplained = unexplained + 1 end
-    bench:print(("%-42s %10.3f %10.3f %-6s %6.2f%s%s"):format(c.name, time * 1e3, limit * 1e3, bytes >= ops and "bytes"
+    bench:print(("# %-42s %10.3f %10.3f %-6s %6.2f%s%s"):format(c.name, time * 1e3, limit * 1e3, bytes >= ops and "bytes"
       or "ops", times, theirs[c.name] and ("  %11.3f"):format(theirs[c.name] * 1e3) or "", above and "  ABOVE"
       or times > 1.5 and "  " .. c.why or ""))
   end
