@@ -83,6 +83,16 @@ describe("adapters of PEFT", function()
     assert.is_truthy(text:find("the model has no layer for 'base_model.model.model.layers.0", 1, true), text)
   end)
 
+  it("of a run are found in its folder, and refused for its model, which has them", function()
+    local run = keep(process.temp_folder())
+    assert(os.rename(folders.make "llama", run .. "/model"))
+    assert(os.rename(folders.adapter(cases.llama), run .. "/adapter"))
+    assert.are.equal(("hf.load_adapter: '%s/model' has the adapters of '%s/adapter' already: they belong to the model "
+      .. "that the run began with"):format(run, run), message(ms.hf.load, run .. "/model", { adapter = run }))
+    local base = ms.hf.load(keep((folders.make "llama")), { adapter = run })
+    assert.is_true(folders.off(base(folders.ids(8)), cases.llama.logits) < 1e-5)
+  end)
+
   it("are refused if a layer is missing or a number is not finite", function()
     local model = ms.hf.load(keep((folders.make "llama")))
     local folder = keep(folders.adapter(cases.llama))

@@ -97,13 +97,19 @@ end
 --- LoRA; options that change their result and that Moonshard lacks; tensors that do not fit, are missing, or have a
 --- number that is not finite.
 ---@param model Module  of ms.hf.load
----@param folder string  with adapter_config.json and adapter_model.safetensors
+---@param folder string  with adapter_config.json and adapter_model.safetensors; or that of a run of scripts/finetune, which has one
 ---@return LoRA
 function M.load(model, folder)
   local who = "hf.load_adapter"
   opts.need(type(model) == "table" and model.family, model, "a model of ms.hf.load", "%s: argument 1", who)
   opts.expect(folder, opts.string, "%s: the folder", who)
   folder = folders.path(folder)
+  if folders.has(folder .. "/adapter", CONFIG) then folder = folder .. "/adapter" end
+  local run = folder:match "^(.*)/adapter$"
+  if run and model.family.folder == run .. "/model" then
+    errors.raise("%s: '%s' has the adapters of '%s' already: they belong to the model that the run began with", who,
+      model.family.folder, folder)
+  end
   local config = Config.read(folder, CONFIG)
   config:only("peft_type", "LORA")
   config:only("bias", "none")
