@@ -94,6 +94,12 @@ describe("pad", function()
     end
   end)
 
+  it("gives memory of its own, also where it only removes elements", function()
+    local x = ms.zeros(2, 3)
+    F.pad(x, { -1, -1 }):fill_(9)
+    assert.are.equal(0, x:sum():item())
+  end)
+
   it("removes elements before the remaining ones go round", function()
     local x = ms.arange(24, { dtype = "float32" }):reshape(1, 2, 3, 4)
     for _, dtype in ipairs { "float32", "float64", "int32" } do

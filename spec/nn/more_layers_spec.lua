@@ -73,6 +73,14 @@ describe("GroupNorm", function()
     assert.equal("GroupNorm(2 groups of 4, eps 1e-05, affine)", tostring(m))
   end)
 
+  it("gives a result that may be changed in place under autograd", function()
+    local x = ms.rand(3, 4, 5):requires_grad_()
+    for _, m in ipairs { nn.GroupNorm(2, 4), nn.InstanceNorm1d(4) } do
+      m(x):relu_():sum():backward()
+      assert.are.same({ 3, 4, 5 }, { unpack(x.grad.shape) })
+    end
+  end)
+
   it("refuses groups and weights that do not fit", function()
     raises("GroupNorm: argument 2, num_channels, is 5, expected a multiple of num_groups (2)", nn.GroupNorm, 2, 5)
     raises("Expected number of channels in input to be divisible by num_groups, but got input of shape [2, 3, 4] and num_groups=2",

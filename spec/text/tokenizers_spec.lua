@@ -342,6 +342,12 @@ describe("a tokenizer of ms.text", function()
     assert.truthy(text:find(t:decode(ids), 1, true))
   end)
 
+  it("encodes after a text for which there was no memory", function()
+    local t = data.open "unigram.model"
+    assert.is_false(pcall(t.encode, t, ("ab "):rep(2 ^ 27 / 3 + 10)))
+    assert.are.equal(t:encode(("ab "):rep(300)):numel(), t:encode(("ab "):rep(30000)):numel() / 100)
+  end)
+
   it("encodes long words as short ones", function()
     local t, word = open "llama2", ("abcde"):rep(30)
     local long, short = t:encode(word, { special = false }), t:encode(word:sub(1, 60), { special = false })

@@ -90,8 +90,10 @@ function Normalizer:_run(s, traced)
   while true do
     local n = room > #s and lib.ms_text_normalize(self._map, s, #s, made, traced and origins or nil, room) or -1
     if n >= 0 then return n end
-    room = math.max(4096, 2 * room, 4 * #s)
-    made, origins = ffi.new("char[?]", room), ffi.new("int[?]", room)
+    local larger = math.max(4096, 2 * room, 4 * #s)
+    made, origins, room = nil, nil, 0                     -- and so they stay if there is no memory
+    local bytes, places = ffi.new("char[?]", larger), ffi.new("int[?]", larger)
+    made, origins, room = bytes, places, larger
   end
 end
 

@@ -151,9 +151,11 @@ local found = M.found
 
 local function reserve(n)
   if n <= capacity then return end
-  capacity = math.max(4096, 2 * n)
-  found.ids, found.sizes = ffi.new(INTS, capacity), ffi.new(INTS, capacity)
-  ends = ffi.new("ms_text_end[?]", capacity + 1)
+  local larger = math.max(4096, 2 * n)
+  capacity = 0                                            -- and so it stays if there is no memory
+  found.ids, found.sizes = ffi.new(INTS, larger), ffi.new(INTS, larger)
+  ends = ffi.new("ms_text_end[?]", larger + 1)
+  capacity = larger
 end
 
 -- Where a text can be cut from byte `at` on: before a sign of a space that follows another character; its end otherwise.

@@ -112,7 +112,7 @@ local function pad_with_value(x, pad, value)
     sides[k], sides[k + 1] = math.max(before, 0), math.max(after, 0)
     added = added or before > 0 or after > 0
   end
-  if not added then return rawequal(y, x) and x:clone() or y end
+  if not added then return y:clone() end
   for k = 1, #pad do engine.a_i[k - 1] = sides[k] end
   engine.a_f[0] = value
   return tensor.wrap(tensor.call1_with(op_pad, y, "pad", #pad, 1))

@@ -34,7 +34,8 @@ local function instances(x, w, b, eps, share)
   if x:numel() == 0 then return affine(x, w, b) end
   local function for_each(t) return t and t:unsqueeze(1):expand(N, C):reshape(-1) end
   local y = ops.batch_norm(x:reshape(1, N * C, -1), for_each(w), for_each(b), nil, nil, true, eps, share)
-  return y:reshape(x.shape)
+  y = y:reshape(x.shape)
+  return y.requires_grad and y:clone() or y              -- a view could not be changed in place under autograd
 end
 
 --- Normalises each sample over groups of channels: (x - mean) / sqrt(var + eps) * w + b (Wu & He 2018). Errors: groups
