@@ -129,6 +129,15 @@ describe("attention of", function()
     end)
   end
 
+  it("of NaN is NaN, for any number of queries", function()
+    for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+      for _, n in ipairs { 1, 4, 15, 16, 70 } do
+        local q, k = ms.full({ 1, 1, n, 8 }, 0 / 0):to(dtype), ms.randn(1, 1, 300, 8):to(dtype)
+        assert.is_true(ms.nn.F.scaled_dot_product_attention(q, k, k):isnan():all():item(), dtype .. " " .. n)
+      end
+    end
+  end)
+
   it("600 queries and keys has the values and gradients of softmax(q k^T) v", function()
     local results, x = {}, {}
     for k = 1, 4 do x[k] = ms.randn(2, 600, 32, { dtype = "float64" }) end

@@ -473,6 +473,10 @@ static MS_KERNEL void R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, 
 {
     *max = R(ms__row_max)(s, valid);
     *sum = 0;
+    bool is_nan = false;
+    if (*max == -(REAL)INFINITY)
+        for (int64_t k = 0; k < valid; k++) is_nan |= s[k] != s[k];
+    if (is_nan) *max = 0;                    // the maximum leaves NaN out, the sum does not
     if (*max == -(REAL)INFINITY) valid = 0;  // all keys are masked
     else *sum = R(ms__row_exp)(s, s, *max, valid);
     for (int64_t j = valid; j < n; j++) s[j] = 0;
