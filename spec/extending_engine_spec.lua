@@ -46,7 +46,8 @@ if ninja then ninja:close() end
 
 local function of_rule(output, name)
   local rule = rules:match("\nbuild " .. output:gsub("%p", "%%%0") .. "[ :].-\n\n")
-  return (rule:match("\n  " .. name .. " = ([^\n]*)") or ""):gsub("%-O%d", "-O0"):gsub("%-g1? ", "")
+  local flags = (rule:match("\n  " .. name .. " = ([^\n]*)") or ""):gsub("%-O%d", "-O0"):gsub("%-g1? ", "")
+  return (flags:gsub("%-include %S+cmake_pch%.hxx", ""))                        -- it was parsed with optimization
 end
 
 -- Links the shared library whose file the pattern of ninja's rule gives, with other objects in place of the build's.
