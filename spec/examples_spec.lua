@@ -9,19 +9,10 @@ local folder = process.root .. "/scripts/examples"
 -- Lines that an example's output must have, in this order.
 local EXPECTED = {
   ["int8_gather.lua"] = { "step 20  loss ", "step 40  loss ", "losses differ by ", "bytes gathered per forward: " },
-  ["classic_fsdp.lua"] = {
-    "units:\t3", "step 60  loss ", "step 120  loss ", "steps skipped:\t4\tscale:\t256",
-    "the second block's weight:\tfloat32\t[128, 32]", "summoned:\t[128, 32]",
-  },
-  ["run.lua"] = { "stopped after step 60; the latest checkpoint is of step 50", "continues after step 50, in epoch 4",
-    "lines: 100, the last of step 100", "images: 1", "lines superseded: 10", "equal to a run that was not stopped:\ttrue" },
   ["images.lua"] = { "epoch 1  loss ", "epoch 6  loss ", "more than 95 % right" },
   ["text.lua"] = { "step 40  perplexity ", "step 120  perplexity ", "T" },
-  ["forecast.lua"] = { "mean error 0.", "better than the naive forecast" },
   ["vae.lua"] = { "epoch 12  loss ", "mean error of a pixel: below 0.1",
     "images, reconstructions and new ones: 146 x 56 pixels" },
-  ["gan.lua"] = { "radius 1.0, the least of four quarters has more than 100 of 1000 points" },
-  ["policy.lua"] = { "update 10  steps ", "update 40  steps ", "poles stay up more than four times as long" },
   ["resnet.lua"] = { "epoch 1  loss ", "epoch 6  loss ", "more than 90 % right" },
 }
 
@@ -82,11 +73,9 @@ describe("examples", function()
     assert.is_true(int8 / half < 0.52, job.stdout)
   end)
 
-  for _, name in ipairs { "classic_fsdp.lua", "resnet.lua" } do
-    it(name .. " runs over two ranks", function()
-      local job = ranks.run(2, folder .. "/" .. name)
-      assert.are.equal(0, job.code, job.stderr)
-      check(job.stdout, EXPECTED[name])
-    end)
-  end
+  it("resnet.lua runs over two ranks", function()
+    local job = ranks.run(2, folder .. "/resnet.lua")
+    assert.are.equal(0, job.code, job.stderr)
+    check(job.stdout, EXPECTED["resnet.lua"])
+  end)
 end)
