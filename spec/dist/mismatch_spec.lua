@@ -292,18 +292,6 @@ for world = 2, 4 do
       dist.barrier()
     end)
 
-    it("more refused calls of one rank than can be stored fail the others' first call", function()
-      for _ = 1, 40 do
-        local ok, why = pcall(dist.all_reduce, odd and "x" or ms.ones(2))
-        assert.is_false(ok)
-        assert.matches("the tensor is a string", why)
-      end
-      dist.recover()
-      local t = ms.full({ 2 }, rank + 1)
-      dist.all_reduce(t)
-      assert.are.equal(world * (world + 1) / 2, t[1]:item())
-    end)
-
     it("calls that every rank refuses do not disturb collectives in flight", function()
       local pair = rank - rank % 2
       local group
@@ -428,12 +416,6 @@ for world = 2, 4 do
       dist.all_reduce(t)
       assert.are.equal(world, t[N]:item())
       for _ = 1, 40 do dist.barrier() end
-    end)
-
-    it("does not corrupt data", function()
-      local t = ms.full({ N }, rank + 1)
-      dist.all_reduce(t)
-      assert.are.equal(world * (world + 1) / 2, t[N]:item())
     end)
   end)
 end

@@ -1,77 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- The reference suite test_fsdp_sharded_grad_scaler: each test with its whole grid; tests over ranks at 2, 3 and 4
---- ranks, on the CPU and on a GPU (the emulated one if there is no other). TestShardGradScaler uses CPU tensors in the
---- suite, too.
+--- The reference suite test_fsdp_sharded_grad_scaler: each test over ranks with its whole grid at 2, 3 and 4 ranks, on
+--- the CPU and on a GPU (the emulated one if there is no other). amp/grad_scaler_spec has the tests of one rank.
 local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
-
-local function scaler_of(options)
-  options.process_group = ms.dist.self_group()          -- a process group of one rank
-  return ms.amp.ShardedGradScaler(options)
-end
-
-describe("TestShardGradScaler", function()
-  it("test_grad_scaling", function()
-    local scaler = scaler_of { init_scale = 2, enabled = true }
-    local function t0() return ms.full({ 1 }, 4) end
-    local function t1() return ms.full({ 1 }, 8) end
-    local outputs = scaler:scale { t1(), { t0(), t1() }, { t0(), t1() } }
-    assert.equal(16, outputs[1]:item())
-    assert.equal(8, outputs[2][1]:item())
-    assert.equal(16, outputs[2][2]:item())
-    assert.equal(8, outputs[3][1]:item())
-    assert.equal(16, outputs[3][2]:item())
-    assert.equal(t1().device, scaler.scale_tensor.device)
-  end)
-
-  it("test_scaling_unscaling_sparse", function()
-    -- Loads the module: plain tensors are accepted unchanged.
-    local _ = ms.fsdp.FSDP
-    local scaler = scaler_of { init_scale = 2, enabled = true }
-    local inv_scale, found_inf = ms.full({ 1 }, 0.5), ms.full({ 1 }, 0)
-    local function sparse(rows, cols, values, dtype)
-      return ms.sparse_coo(ms.tensor({ rows, cols }, { dtype = "int64" }), ms.tensor(values, { dtype = dtype }),
-        { 2, 3 })
-    end
-    local s = sparse({ 0, 1, 1 }, { 2, 0, 2 }, { 16, 32, 64 }, "float32")
-    local s1 = s:clone()
-    s1.grad = s:clone()
-    local optimizer = ms.optim.SGD({ s1 }, { lr = 1 })
-    found_inf:zero_()
-    assert.equal(0, scaler:unscale_grads_(optimizer, inv_scale, found_inf)[s1.device]:item())
-    assert.is_true(s1.grad:to_dense():equal((s / 2):to_dense()))
-
-    s1.grad = sparse({ 0, 1, 1 }, { 2, 0, 2 }, { 16, 32, math.huge }, "float32")
-    found_inf:zero_()
-    assert.equal(1, scaler:unscale_grads_(optimizer, inv_scale, found_inf)[s1.device]:item())
-
-    -- Each value is finite in float16, but not the sum at the same place. The suite's optimizer still has the previous
-    -- tensor, whose infinite gradient it would find; here the new tensor has its own optimizer.
-    local half = sparse({ 1, 1, 1 }, { 0, 0, 2 }, { 2 ^ 15, 2 ^ 15, 1 }, "float16")
-    half.grad = half:clone()
-    found_inf:zero_()
-    assert.equal(1, scaler:unscale_grads_(optimizer, inv_scale, found_inf)[half.device]:item())
-    found_inf:zero_()
-    assert.equal(1, scaler:unscale_grads_(ms.optim.SGD({ half }, { lr = 1 }), inv_scale, found_inf)[half.device]:item())
-    local fine = sparse({ 1, 1, 1 }, { 0, 1, 2 }, { 2 ^ 15, 2 ^ 15, 1 }, "float16")
-    fine.grad = fine:clone()
-    found_inf:zero_()
-    assert.equal(0, scaler:unscale_grads_(ms.optim.SGD({ fine }, { lr = 1 }), inv_scale, found_inf)[fine.device]:item())
-  end)
-
-  it("test_inf_gradients_skip_optim_step", function()
-    local scaler = scaler_of { init_scale = 2, enabled = true }
-    local loss, t0 = ms.full({ 1 }, 4), ms.tensor { math.huge }
-    t0.grad = t0:clone()
-    local optimizer = ms.optim.SGD({ t0 }, { lr = 1 })
-    scaler:scale(loss)
-    assert.is_nil(scaler:step(optimizer))
-    -- A step that is not skipped returns a result.
-    local t1 = ms.tensor { 1 }
-    t1.grad = t1:clone()
-    assert.is_true(scaler:step(ms.optim.SGD({ t1 }, { lr = 1 })))
-  end)
-end)
 
 local function named(...)
   local out = {}

@@ -224,32 +224,6 @@ ranks.describe(3, "state dicts", function()
     return out
   end
 
-  it("of every type load back into the model, and full ones into the unsharded one", function(rank)
-    local model, ms, _, steps = trained()
-    steps(2)
-    local want = weights(model)
-    for _, kind in ipairs { "full", "sharded", "local" } do
-      local sd = ms.fsdp.state_dict(model, { type = kind })
-      local copies = {}
-      for name, t in pairs(sd) do copies[name] = t:clone() end
-      ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:zero_() end end)
-      local missing, unexpected = ms.fsdp.load_state_dict(model, copies)
-      assert.same({ 0, 0 }, { #missing, #unexpected })
-      for name, t in pairs(weights(model)) do assert.is_true(t:equal(want[name]), kind .. " " .. name) end
-    end
-    local full = ms.fsdp.state_dict(model, { rank0_only = true })
-    if rank == 0 then
-      local plain = make()
-      plain:load_state_dict(full)
-      for name, p in plain:named_parameters() do assert.is_true(p:equal(want[name]), name) end
-    else
-      assert.is_nil(next(full))
-    end
-    ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:zero_() end end)
-    ms.fsdp.load_state_dict(model, full, { broadcast_from_rank0 = true })
-    for name, t in pairs(weights(model)) do assert.is_true(t:equal(want[name]), name) end
-  end)
-
   it("of the module itself have sharded tensors under the original names", function()
     local model, ms = trained()
     local sd = model:state_dict()
@@ -281,20 +255,5 @@ ranks.describe(3, "state dicts", function()
         assert.matches("load_state_dict: parameter '1.weight' is on meta and has no memory to load into; call to_empty%(device%) first", message)
       end
     end
-  end)
-
-  it("of model and optimizer resume training to the bit", function()
-    local model, ms, optim, steps = trained()
-    steps(3)
-    local sd = ms.fsdp.state_dict(model, { type = "full" })
-    local od = ms.fsdp.optim_state_dict(model, optim)
-    assert.same({ 9, 6 }, { unpack(od.state["1.weight"].exp_avg.shape) })
-    steps(3)
-    local want = weights(model)
-    local again, _, other, other_steps = trained()
-    ms.fsdp.load_state_dict(again, sd)
-    ms.fsdp.load_optim_state_dict(again, other, od)
-    other_steps(3)
-    for name, t in pairs(weights(again)) do assert.is_true(t:equal(want[name]), name) end
   end)
 end)
