@@ -29,6 +29,10 @@ local cases = {
   conv2d_groups = function(x, w, b)
     return F.conv2d(x, w, b, { stride = { 2, 1 }, padding = { 0, 2 }, dilation = { 1, 2 }, groups = 2 })
   end,
+  conv2d_far = function(x, w, b) return F.conv2d(x, w, b, { stride = 3, padding = 4 }) end,
+  conv2d_depth = function(x, w, b) return F.conv2d(x, w, b, { stride = 2, padding = 1, groups = 4 }) end,
+  conv2d_same = function(x, w) return F.conv2d(x, w, { padding = "same", dilation = { 1, 3 } }) end,
+  conv2d_valid = function(x, w) return F.conv2d(x, w, { padding = "valid" }) end,
   conv3d = function(x, w, b) return F.conv3d(x, w, b, { padding = 1 }) end,
   conv3d_groups = function(x, w)
     return F.conv3d(x, w, { stride = { 2, 1, 2 }, padding = { 1, 0, 1 }, dilation = { 1, 2, 1 }, groups = 2 })

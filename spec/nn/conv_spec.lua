@@ -1,4 +1,5 @@
 -- SPDX-License-Identifier: MIT
+--- Convolutions beside what golden/conv_spec.lua compares: large ones, layers, dimensions, errors.
 local ms = require "moonshard"
 local nn = ms.nn
 local F = nn.F
@@ -6,73 +7,6 @@ local close = ms.testing.assert_close
 local message = require "spec.support.message"
 
 local f64 = { dtype = "float64" }
-
--- The convolution by definition, element by element. o: stride, padding {top, left, bottom, right}, dilation, groups.
-local function by_hand(x, w, b, o)
-  local X, W, B = x:tolist(), w:tolist(), b and b:tolist()
-  local N, H, V = x:size(1), x:size(3), x:size(4)
-  local O, C, KH, KW = w:size(1), w:size(2), w:size(3), w:size(4)
-  local p, s, d = o.padding, o.stride, o.dilation
-  local OH = math.floor((H + p[1] + p[3] - d[1] * (KH - 1) - 1) / s[1]) + 1
-  local OW = math.floor((V + p[2] + p[4] - d[2] * (KW - 1) - 1) / s[2]) + 1
-  local out = {}
-  for n = 1, N do
-    out[n] = {}
-    for k = 1, O do
-      local group = math.floor((k - 1) / (O / o.groups))
-      out[n][k] = {}
-      for i = 1, OH do
-        out[n][k][i] = {}
-        for j = 1, OW do
-          local sum = B and B[k] or 0
-          for c = 1, C do
-            for a = 1, KH do
-              for e = 1, KW do
-                local row = X[n][group * C + c][(i - 1) * s[1] - p[1] + (a - 1) * d[1] + 1]
-                local v = row and row[(j - 1) * s[2] - p[2] + (e - 1) * d[2] + 1]
-                if v then sum = sum + v * W[k][c][a][e] end
-              end
-            end
-          end
-          out[n][k][i][j] = sum
-        end
-      end
-    end
-  end
-  return ms.tensor(out, f64)
-end
-
-describe("conv2d", function()
-  before_each(function() ms.manual_seed(5) end)
-
-  for _, case in ipairs {
-    { "plain", {}, { 1, 1 }, { 0, 0, 0, 0 }, { 1, 1 }, 1 },
-    { "strided", { stride = 2 }, { 2, 2 }, { 0, 0, 0, 0 }, { 1, 1 }, 1 },
-    { "padded", { padding = 1 }, { 1, 1 }, { 1, 1, 1, 1 }, { 1, 1 }, 1 },
-    { "padded beyond the kernel", { padding = 4, stride = 3 }, { 3, 3 }, { 4, 4, 4, 4 }, { 1, 1 }, 1 },
-    { "dilated", { dilation = 2 }, { 1, 1 }, { 0, 0, 0, 0 }, { 2, 2 }, 1 },
-    { "with a pair of everything", { stride = { 2, 1 }, padding = { 0, 2 }, dilation = { 1, 2 } }, { 2, 1 },
-    { 0, 2, 0, 2 }, { 1, 2 }, 1 },
-    { "in groups", { groups = 2 }, { 1, 1 }, { 0, 0, 0, 0 }, { 1, 1 }, 2 },
-    { "by depth", { groups = 4, padding = 1, stride = 2 }, { 2, 2 }, { 1, 1, 1, 1 }, { 1, 1 }, 4 },
-    { "to the same size", { padding = "same" }, { 1, 1 }, { 1, 0, 1, 1 }, { 1, 1 }, 1 },
-    { "dilated to the same size", { padding = "same", dilation = { 1, 3 } }, { 1, 1 }, { 1, 1, 1, 2 }, { 1, 3 }, 1 },
-    { "valid", { padding = "valid" }, { 1, 1 }, { 0, 0, 0, 0 }, { 1, 1 }, 1 },
-  } do
-    local name, given, stride, padding, dilation, groups = unpack(case)
-    it("is the definition's sum: " .. name, function()
-      local o = { stride = stride, padding = padding, dilation = dilation, groups = groups }
-      local x, w, b = ms.randn(2, 4, 7, 8, f64), ms.randn(8, 4 / groups, 3, 2, f64), ms.randn(8, f64)
-      for _, bias in ipairs { b, false } do
-        local expected = by_hand(x, w, bias or nil, o)
-        close(F.conv2d(x, w, bias or nil, given), expected, { rtol = 1e-10, atol = 1e-10 })
-        close(F.conv2d(x:float(), w:float(), bias and bias:float() or nil, given), expected:float(),
-          { rtol = 1e-4, atol = 1e-4 })
-      end
-      close(F.conv2d(x[1], w, b, given), by_hand(x:narrow(1, 1, 1), w, b, o)[1], { rtol = 1e-10, atol = 1e-10 })
-    end)
-  end
-end)
 
 -- In float32 these are large enough for oneDNN's kernels.
 describe("large convolutions", function()
