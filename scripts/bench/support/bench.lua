@@ -231,6 +231,52 @@ function Bench:peer(name)
   end
 end
 
+--- What a peer printed: for each line `seconds S ...` the list of its numbers.
+---@param text string
+---@param n integer  the number of such lines
+---@return number[][]
+function M.seconds(text, n)
+  local lists = {}
+  for line in text:gmatch "seconds ([^\n]*)" do
+    local list = {}
+    for number in line:gmatch "%S+" do list[#list + 1] = tonumber(number) end
+    lists[#lists + 1] = list
+  end
+  assert(#lists == n, text)
+  return lists
+end
+
+--- Times steps in alternation with those of a peer. cases: { name, step (returns its seconds), least (the bar of the
+--- peer's median over ours) }. opts: runs; steps of each case in a run (1); warm (1), steps that do not count; peer, and
+--- the words to call it with in each run: it prints a line `seconds S ...` for each case. Returns the statistics of
+--- our steps.
+function Bench:beside(cases, opts)
+  local ours, theirs, results = {}, {}, {}
+  for k, case in ipairs(cases) do
+    ours[k], theirs[k] = {}, {}
+    for _ = 1, opts.warm or 1 do case.step() end
+  end
+  for _ = 1, opts.runs do
+    for k, case in ipairs(cases) do
+      for _ = 1, opts.steps or 1 do table.insert(ours[k], case.step()) end
+    end
+    for k, list in ipairs(opts.peer and M.seconds(opts.peer(opts.words), #cases) or {}) do
+      for _, seconds in ipairs(list) do table.insert(theirs[k], seconds) end
+    end
+  end
+  for k, case in ipairs(cases) do
+    local own = M.statistics(ours[k])
+    results[k] = own
+    self:report(case.name, own.best, own.median)
+    if opts.peer then
+      local other = M.statistics(theirs[k])
+      self:report(case.name .. ", PyTorch", other.best, other.median)
+      self:bar(case.name .. ", PyTorch's time over ours", other.median / own.median, ">=", case.least)
+    end
+  end
+  return results
+end
+
 -- The number of calls of fn that take at least `least` seconds together, so that the clock's resolution does not
 -- matter.
 local function inner_count(fn, least)
