@@ -1,9 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Results that backward computes again instead of keeping (GELU's option `recompute`).
+--- Results that backward computes again instead of keeping: GELU's option `recompute`, and ms.checkpoint.
 local ms = require "moonshard"
+local collected = require "spec.support.collected"
 local message = require "spec.support.message"
+local close, state = ms.testing.assert_close, require("moonshard.core.ffi").state
 local nn = ms.nn
 local F = nn.F
+
+local function leaf(list) return ms.tensor(list, { requires_grad = true }) end
 
 local devices = ms.cuda.is_available() and { "cpu", "cuda" } or { "cpu" }
 
@@ -86,5 +90,163 @@ describe("a result that backward computes again", function()
       return list
     end
     assert.are.same(losses(false), losses(true))
+  end)
+end)
+
+describe("ms.checkpoint", function()
+  it("counts as one use: hooks of a parameter that several regions share run once, with the whole gradient", function()
+    local function run(region)
+      local w, b, x = leaf { 2, 3 }, leaf { 1, 1 }, ms.tensor { 1, 2 }
+      local seen, landed = {}, {}
+      w:register_hook(function(g) seen[#seen + 1] = g:tolist() end)
+      w:register_post_accumulate_grad_hook(function(p) landed[#landed + 1] = p.grad:tolist() end)
+      local h = region(function(t) return t * w + b end, x * w)
+      h = region(function(t) return (t * w):tanh() * w end, h)
+      local kept = region(function(t) return t * w end, h)                -- no gradient reaches this tensor
+      h:sum():backward()
+      assert.is_false(kept:is_released())
+      assert.are.equal(1, #seen)
+      assert.are.equal(1, #landed)
+      return { seen[1], landed[1], w.grad:tolist(), b.grad:tolist() }
+    end
+    assert.are.same(run(function(fn, ...) return fn(...) end), run(ms.checkpoint))
+  end)
+
+  it("gives ms.grad the whole gradient of what several regions share", function()
+    local function run(region)
+      local w = leaf { 2, 3 }
+      local h = region(function(t) return t * w end, ms.tensor { 1, 2 })
+      h = region(function(t) return t * w * w end, h)
+      return ms.grad({ h:sum() }, { w })[1]:tolist()
+    end
+    assert.are.same({ 12, 54 }, run(ms.checkpoint))
+    assert.are.same(run(function(fn, ...) return fn(...) end), run(ms.checkpoint))
+  end)
+
+  it("that fails in its forward leaves nothing behind", function()
+    local w = leaf { 2 }
+    assert.is_false(pcall(ms.checkpoint, function(t) local y = t * w error("no" .. y:item()) end, ms.ones(1)))
+    local n = 0
+    w:register_post_accumulate_grad_hook(function() n = n + 1 end)
+    ms.checkpoint(function(t) return t * w end, ms.ones(1)):sum():backward()
+    assert.are.equal(1, n)
+    assert.are.equal(1, w.grad:item())
+  end)
+
+  local function region(x, w) return (x:matmul(w)):relu():matmul(w):tanh() end
+
+  it("gives the gradients of the plain region", function()
+    ms.manual_seed(3)
+    local x, w = ms.randn(4, 4, { requires_grad = true }), ms.randn(4, 4, { requires_grad = true })
+    region(x, w):sum():backward()
+    local gx, gw = x.grad:clone(), w.grad:clone()
+    x.grad, w.grad = nil, nil
+    local runs = 0
+    local y = ms.checkpoint(function(a, b)
+      runs = runs + 1
+      return region(a, b)
+    end, x, w)
+    y:sum():backward()
+    assert.are.equal(2, runs)
+    close(x.grad, gx)
+    close(w.grad, gw)
+  end)
+
+  it("reaches parameters that are no arguments, also when no argument requires grad", function()
+    local x, w = ms.ones(2, 2), ms.ones(2, 2, { requires_grad = true })
+    ms.checkpoint(function(a) return a:matmul(w) end, x):sum():backward()
+    assert.are.same({ { 2, 2 }, { 2, 2 } }, w.grad:tolist())
+  end)
+
+  it("draws the same random numbers again, nested too, and does not change the generator's state", function()
+    for _, nested in ipairs { false, true } do
+      local w = ms.ones(50, { requires_grad = true })
+      local masks = {}
+      local function noisy(a)
+        local m = ms.rand(50)
+        masks[#masks + 1] = m:tolist()
+        return a * m
+      end
+      ms.manual_seed(11)
+      local y = ms.checkpoint(nested and function(a) return ms.checkpoint(noisy, a) end or noisy, w)
+      local after = ms.rand(3):tolist()
+      y:sum():backward()
+      assert.are.same(masks[1], masks[#masks])
+      assert.are.same(masks[1], w.grad:tolist())
+      assert.is_true(#masks >= 2)
+      ms.manual_seed(11)
+      ms.rand(50)
+      assert.are.same(after, ms.rand(3):tolist())
+    end
+  end)
+
+  it("whose region raises in the recomputation aborts the backward", function()
+    local x, times = leaf { 1 }, 0
+    local out = ms.checkpoint(function(t)
+      times = times + 1
+      if times == 2 then error("again", 0) end
+      return t * t
+    end, x)
+    assert.are.equal("again", message(out.backward, out))
+    assert.are.equal(0, state.run_depth)
+  end)
+
+  it("nests, and passes other arguments through", function()
+    local w = leaf { 2 }
+    local y, note = ms.checkpoint(function(a, k)
+      return ms.checkpoint(function(b) return b * b end, a) * k, "note"
+    end, w, 3)
+    assert.are.equal("note", note)
+    y:sum():backward()
+    assert.are.equal(12, w.grad:item())
+  end)
+
+  it("is refused if the recomputation gives a result without a graph, or of another kind", function()
+    local w = leaf { 2 }
+    local function changing(second)
+      local ran = 0
+      return function(a)
+        ran = ran + 1
+        return ran == 1 and a * w or second(a)
+      end
+    end
+    local function gone(second) return message(function() ms.checkpoint(changing(second),
+      ms.ones(1)):sum():backward() end) end
+    for name, second in pairs {
+      detached = function(a) return (a * w):detach() end,
+      constant = function(a) return a + 1 end,
+      no_grad = function(a) return ms.no_grad(function() return a * w end) end,
+    } do
+      assert.matches("checkpoint: no result of the recomputed function has a graph, so no gradient passes through it; the function must do the same as in the forward",
+        gone(second), name)
+    end
+    assert.matches("checkpoint: result 1 was float32 %[2%] when the function was recomputed, but float32 %[1%] in the forward",
+      gone(function(a) return ms.cat { a, a } * w end))
+    assert.matches("checkpoint: result 1 was float64 %[1%] when the function was recomputed",
+      gone(function(a) return (a * w):double() end))
+    assert.is_nil(w.grad)
+    -- A region of several results, of which one requires no gradient in either run, is no error.
+    local y, aux = ms.checkpoint(function(a) return a * w, ms.ones(1) end, ms.ones(1))
+    ;(y + aux):sum():backward()
+    assert.are.equal(1, w.grad:item())
+  end)
+
+  it("keeps less than the plain region", function()
+    local x = ms.randn(64, 64, { requires_grad = true })
+    local function chain(a)
+      for _ = 1, 10 do a = a:tanh() end
+      return a
+    end
+    local function held(fn)
+      collected()
+      local before = ms.memory_stats("cpu").allocated
+      return ms.scope(function()
+        local y = fn()
+        return ms.memory_stats("cpu").allocated - before, y
+      end)
+    end
+    local plain = held(function() return chain(x) end)
+    local less = held(function() return ms.checkpoint(chain, x) end)
+    assert.is_true(less < plain / 4, less .. " against " .. plain)
   end)
 end)
