@@ -38,6 +38,4 @@ local cases = {
   bilinear_batches = F.bilinear,
 }
 
-describe("golden layers", function()
-  for _, test in ipairs(golden_cases("layers", cases)) do it(unpack(test)) end
-end)
+golden_cases("layers", cases)

@@ -45,6 +45,4 @@ local cases = {
   spectral_conv = spectral_normed(conv, 3, true),
 }
 
-describe("golden parametrizations", function()
-  for _, test in ipairs(golden_cases("parametrized", cases)) do it(unpack(test)) end
-end)
+golden_cases("parametrized", cases)

@@ -45,6 +45,4 @@ local cases = {
   lstm_cell = case(nn.LSTMCell, 2), gru_cell = case(nn.GRUCell, 1),
 }
 
-describe("golden recurrent layers", function()
-  for _, test in ipairs(golden_cases("recurrent", cases)) do it(unpack(test)) end
-end)
+golden_cases("recurrent", cases)
