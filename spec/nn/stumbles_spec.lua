@@ -154,7 +154,7 @@ describe("a mistake with a model or its adapters", function()
     ["unknown method 'save' of Sequential; write ms.save(path, model:state_dict())"] = function() model:save "x" end,
     ["expected a table of tensors; write model:state_dict()"] = function() model:load_state_dict(model) end,
     ["expected a table of tensors; write ms.load(path)"] = function() model:load_state_dict "model.safetensors" end,
-    ["linear: argument is a PackedSequence, expected a tensor; its rows are packed.data"] = function() model[2](packed) end,
+    ["linear: input is a PackedSequence, expected a tensor; its rows are packed.data"] = function() model[2](packed) end,
     ["unknown name in nn: 'pad_sequence'; did you mean nn.utils.rnn.pad_sequence?"] = function()
       return nn.pad_sequence
     end,

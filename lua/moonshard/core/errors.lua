@@ -123,6 +123,22 @@ end
 --- As fail_of, with the tensors as arguments.
 function M.fail(...) M.fail_of { n = select("#", ...), ... } end
 
+local function renamed(who, parts, ok, ...)
+  if ok then return ... end
+  local text = ...
+  if type(text) == "string" then
+    text = text:gsub("%f[%w_]([%w_]+): ", function(name) return parts[name] and who .. ": " end)
+  end
+  error(text, 0)
+end
+
+--- Returns the results of fn. Its errors name `who`, the function that the script called, in place of one of `parts`,
+--- of which that is made.
+---@param who string
+---@param parts table<string, boolean>
+---@param fn function  called with the arguments that follow
+function M.naming(who, parts, fn, ...) return renamed(who, parts, pcall(fn, ...)) end
+
 --- Raises the engine's last failure unless status is MS_OK.
 function M.check(status, ...)
   if status ~= 0 then M.fail(...) end

@@ -252,7 +252,8 @@ function F.batch_norm(x, mean, var, w, b, given)
 end
 
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
-local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
+local ce_options = { reduction = reduction, ignore_index = opts.option(opts.whole, -100), label_smoothing = 0,
+  weight = opts.any }
 
 -- Cross-entropy with probabilities as targets, which have the shape of the logits.
 local function soft_cross_entropy(logits, target, weight, how, ignore_index, label_smoothing)
@@ -326,6 +327,7 @@ end
 
 local lce_options = { linear_bias = opts.any, batch_chunk_size = opts.whole_from(1) }
 for name, value in pairs(ce_options) do lce_options[name] = value end
+local LCE_PARTS = { linear = true, cross_entropy = true }
 local lce_defaults = opts("linear_cross_entropy", nil, lce_options)
 
 -- The sizes of all dimensions of x except the last.
@@ -380,7 +382,9 @@ function F.linear_cross_entropy(x, w, ids, given)
   end
   local chunk, loss = o.batch_chunk_size or chunk_rows(x, rows, classes)
   if soft or chunk >= rows then
-    loss = cross_entropy(ops.linear(x, w, o.linear_bias), ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
+    local logits = errors.naming("linear_cross_entropy", LCE_PARTS, ops.linear, x, w, o.linear_bias)
+    loss = errors.naming("linear_cross_entropy", LCE_PARTS, cross_entropy, logits, ids, o.weight, o.reduction,
+      o.ignore_index, o.label_smoothing)
   else
     loss = ops.linear_cross_entropy(x, w, ids, o, chunk)
   end

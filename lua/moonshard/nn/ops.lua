@@ -20,14 +20,15 @@ local state, drop_id = engine.state, engine.lib.ms_drop
 
 for name, fn in pairs(rows.activations) do M[name] = fn end
 
-for _, name in ipairs { "linear", "int8_linear", "gelu_mlp", "embedding", "layer_norm", "softmax", "log_softmax" } do
-  M[name] = positional(name)
+for _, name in ipairs { "linear", "int8_linear", "gelu_mlp", "layer_norm", "softmax", "log_softmax" } do
+  M[name] = positional(name, nil, "input")
 end
+M.embedding = positional("embedding", nil, "weight")
 
 -- The results of up to 4 linear layers side by side, in one call. layers: their slots.
 function M.linear_parts(x, layers)
   local n = #layers
-  a_in[0] = id_of(x, "linear")
+  a_in[0] = id_of(x, "linear", "input")
   for k = 1, n do
     local slots = layers[k]
     a_in[k], a_in[n + k] = id_of(slots.weight, "linear", "weight"), slots.bias and id_of(slots.bias, "linear", "bias") or 0

@@ -9,8 +9,13 @@ local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 
-local a_tensor, raise, run = tensor.a_tensor, errors.raise, scope.scope
+local a_tensor, raise = tensor.a_tensor, errors.raise
 local M = {}
+
+local PARTS = { batch_norm = true, layer_norm = true }
+
+-- Runs fn in a scope. Errors of the operators name `who`.
+local function run(who, fn) return errors.naming(who, PARTS, scope.scope, fn) end
 
 local function check_weight(who, what, t, channels)
   if t == nil then return end
@@ -66,7 +71,7 @@ function M.group_norm(x, num_groups, w, b, given)
   if N * n == 1 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
-  return run(function()
+  return run("group_norm", function()
     if x:numel() > N * C then return instances(x, w, b, eps, C / num_groups) end  -- else a channel is one number
     local y = x:numel() == 0 and x or ops.layer_norm(x:reshape(rows, n), nil, nil, 1, eps):reshape(x.shape)
     return affine(y, w, b)
@@ -108,14 +113,14 @@ function M.instance_norm(x, mean, var, w, b, given)
     if mean == nil or var == nil then
       raise "Expected running_mean and running_var to be defined when use_input_stats is false"
     end
-    return (ops.batch_norm(x, w, b, mean, var, false, o.eps))
+    return run("instance_norm", function() return (ops.batch_norm(x, w, b, mean, var, false, o.eps)) end)
   end
   local rows = N * C
   local n = rows > 0 and x:numel() / rows or 0
   if n == 1 then
     raise("Expected more than 1 spatial element when training, got input size %s", tostring(x.shape))
   end
-  return run(function()
+  return run("instance_norm", function()
     if x:numel() > 0 and (mean ~= nil or var ~= nil) then autograd.no_grad(track, x, mean, var, o.momentum) end
     return instances(x, w, b, o.eps)
   end)
