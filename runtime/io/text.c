@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "moonshard.h"
 
 // ---- pairs and tries ----------------------------------------------------------------------------
@@ -44,10 +45,7 @@ static inline int char_size(const uint8_t *s, int n)
 {
     uint8_t c = *s;
     int size = c < 0xc2 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 1;
-    if (size > n) return 1;
-    for (int k = 1; k < size; k++)
-        if ((s[k] & 0xc0) != 0x80) return 1;
-    return size;
+    return size == 1 || size > n || ms__utf8_error(s, s + size) ? 1 : size;
 }
 
 // The id of the token that is all of a text, or -1.

@@ -61,6 +61,35 @@ describe("tokenizer.json", function()
   end
 end)
 
+describe("a stream", function()
+  if not has_pcre then return pending "this system has no PCRE2" end
+  local names = { "unigram.model", "bpe.model" }
+  for _, kind in ipairs(KINDS) do names[#names + 1] = kind .. ".json" end
+  for _, name in ipairs(names) do
+    it("gives the text of decode, whatever the ids are: " .. name, function()
+      if NORMALIZES[name:match "^[%w_]+"] and not has_forms then return pending "this system has no utf8proc" end
+      local t, seed = data.open(name), 1
+      local function random(n)
+        seed = seed * 16807 % 2147483647
+        return seed % n
+      end
+      local signs = {}                                    -- pieces that are spaces
+      for id = 0, t.vocab_size - 1 do
+        if (t:token(id) or "x"):gsub("\226\150\129", ""):gsub(" ", "") == "" then signs[#signs + 1] = id end
+      end
+      for k = 1, 300 do
+        local ids, stream, parts = {}, t:stream(), {}
+        for at = 1, 1 + k % 12 do
+          ids[at] = #signs > 0 and random(2) == 0 and signs[1 + random(#signs)] or random(t.vocab_size)
+          parts[at] = stream:push(ids[at])
+        end
+        parts[#parts + 1] = stream:finish()
+        assert.are.equal(t:decode(ids), table.concat(parts), table.concat(ids, " "))
+      end
+    end)
+  end
+end)
+
 -- Without offsets, words and chunks are remembered, and texts are divided in another way.
 describe("a text without offsets", function()
   if not has_pcre then return pending "this system has no PCRE2" end
@@ -220,6 +249,42 @@ describe("SentencePiece's model", function()
     end)
   end
 
+  it("makes each byte that is no UTF-8 U+FFFD, as the reference", function()
+    for _, kind in ipairs { "unigram", "bpe" } do
+      local t = data.open(kind .. ".model")
+      -- Alone, cut short, overlong, surrogates, above U+10FFFF.
+      for text, n in pairs { ["\255"] = 1, ["\226\130"] = 2, ["\192\175"] = 2, ["\224\128\128"] = 3,
+        ["\237\160\128"] = 3, ["\240\130\130\172"] = 4, ["\244\144\128\128"] = 4, ["\245\128\128\128"] = 4 } do
+        local want = flat((t:encode("a" .. ("\239\191\189"):rep(n) .. "the")))
+        assert.are.same(want, flat((t:encode("a" .. text .. "the"))), kind)
+        assert.are.same(want, flat((t:encode("a" .. text .. "the", { offsets = true }))), kind)
+      end
+    end
+  end)
+
+  it("with equal or empty pieces, or scores that are no numbers, is an error that names them", function()
+    local folder = process.temp_folder()
+    finally(function() process.remove_folder(folder) end)
+    local path, right = folder .. "/tokenizer.model", data.read "bpe.model"
+    local function field(number, text) return string.char(number * 8 + 2, #text) .. text end
+    local function score(...) return string.char(2 * 8 + 5, ...) end
+    local token = data.open("bpe.model"):token(300)
+    for expected, piece in pairs {
+      ["piece %d+ is empty"] = score(0, 0, 128, 63),
+      ["pieces 300 and %d+ are both '" .. token .. "'"] = field(1, token) .. score(0, 0, 128, 63),
+      ["pieces 1 and %d+ are both '<s>'"] = field(1, "<s>") .. string.char(3 * 8, 3),
+      ["piece %d+ %('zq'%) has the score inf"] = field(1, "zq") .. score(0, 0, 128, 127),
+      ["piece %d+ %('zq'%) has the score %-?nan"] = field(1, "zq") .. score(0, 0, 192, 127),
+    } do
+      process.write(path, right .. field(1, piece))
+      local text = message(ms.text.tokenizer, path)
+      assert.matches("^tokenizer: '" .. path:gsub("%p", "%%%0") .. "' is damaged, or no model of SentencePiece: " .. expected,
+        text)
+    end
+    process.write(path, right .. field(1, field(1, "<s>") .. score(0, 0, 128, 63)))      -- another one of text is no fault
+    assert.is_table(ms.text.tokenizer(path))
+  end)
+
   it("that is truncated is an error; the folder says which tokens it adds", function()
     local folder = process.temp_folder()
     local path, right = folder .. "/tokenizer.model", data.read "bpe.model"
@@ -254,12 +319,14 @@ describe("a tokenizer of ms.text", function()
   end
 
   it("gives bytes back that are no UTF-8", function()
-    local t = open "gpt2"
-    for _, text in ipairs { "\255", "a\128b", "\194", "x\244\143\191 \237\160\128y", ("\200"):rep(300) } do
-      assert.are.equal(text, t:decode(t:encode(text)))
-      local ids, more = t:encode(text, { offsets = true })
-      assert.are.same(flat((t:encode(text))), flat(ids))
-      assert.are.equal(ids:numel(), more.offsets.shape[1])
+    for _, t in ipairs { open "gpt2", open "llama2" } do
+      for _, text in ipairs { "\255", "a\128b", "\194", "x\244\143\191 \237\160\128y", "\224\128\128\244\144\128\128",
+        ("\200"):rep(300) } do
+        assert.are.equal(text, t:decode(t:encode(text)))
+        local ids, more = t:encode(text, { offsets = true })
+        assert.are.same(flat((t:encode(text))), flat(ids))
+        assert.are.equal(ids:numel(), more.offsets.shape[1])
+      end
     end
   end)
 
@@ -342,9 +409,11 @@ describe("a tokenizer of ms.text", function()
     assert.truthy(text:find(t:decode(ids), 1, true))
   end)
 
-  it("encodes after a text for which there was no memory", function()
+  it("encodes long texts, and after a text for which there was no memory", function()
     local t = data.open "unigram.model"
-    assert.is_false(pcall(t.encode, t, ("ab "):rep(2 ^ 27 / 3 + 10)))
+    assert.are.equal("encode: a text of 67108865 bytes is too long for offsets; divide it",
+      message(t.encode, t, ("a"):rep(2 ^ 26 + 1), { offsets = true }))
+    assert.are.equal(0, t:encode((" "):rep(2 ^ 27)):numel())
     assert.are.equal(t:encode(("ab "):rep(300)):numel(), t:encode(("ab "):rep(30000)):numel() / 100)
   end)
 

@@ -3,11 +3,13 @@
 --- first is joined, again and again, the leftmost of equal pairs first.
 local pieces = require "moonshard.text.pieces"
 local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
 local ffi = engine.ffi
 
 local BASE = 2 ^ 24                                     -- a pair of ids as one number: first * BASE + second
 local SHORT = 96                                        -- longer words find the next pair in a heap
 local CACHED, LONGEST = 2 ^ 17, 256                     -- number of words remembered, and their most bytes
+local PLACES = 2 ^ 26                                   -- the most bytes of a word
 
 ---@class BPE
 ---@field ids table<string, integer>  ids by token
@@ -63,6 +65,7 @@ end
 local capacity, sym, size, nxt, prv, rank = 0, nil, nil, nil, nil, nil
 local function reserve(n)
   if n <= capacity then return end
+  if n > PLACES then errors.raise "encode: a word has more than 2^26 bytes" end
   capacity = math.max(256, 2 * n)
   sym, size = ffi.new("int32_t[?]", capacity), ffi.new("int32_t[?]", capacity)
   nxt, prv, rank = ffi.new("int32_t[?]", capacity), ffi.new("int32_t[?]", capacity), ffi.new("double[?]", capacity)
@@ -128,9 +131,7 @@ local function join_short(self, n)
   return n
 end
 
--- A heap of places, ordered by the rank of the pair there, then by place: key = rank * 2^26 + place.
-local PLACES = 2 ^ 26
-
+-- A heap of places, ordered by the rank of the pair there, then by place: key = rank * PLACES + place.
 local function push(heap, n, key)
   n = n + 1
   local k = n

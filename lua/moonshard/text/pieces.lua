@@ -54,18 +54,25 @@ function M.change(piece, changes)
   return { s = table.concat(out), at = 0, first = first, last = last, plain = piece.plain }
 end
 
+-- The bounds of the second byte of a character, by the first one, where they are not 128 and 191: without these, longer
+-- forms than needed, surrogates, and numbers above U+10FFFF (Unicode 15, table 3-7).
+local LEAST, MOST = { [0xe0] = 0xa0, [0xf0] = 0x90 }, { [0xed] = 0x9f, [0xf4] = 0x8f }
+
 --- The end of the character of UTF-8 that begins at byte k of s; k for a byte that begins none.
 ---@param s string
 ---@param k integer
 ---@return integer
 function M.char_end(s, k)
   local c = s:byte(k)
-  local size = c < 0xc2 and 1 or c < 0xe0 and 2 or c < 0xf0 and 3 or c < 0xf5 and 4 or 1
-  for i = k + 1, k + size - 1 do
+  if c < 0xc2 or c > 0xf4 then return k end
+  local stop = k + (c < 0xe0 and 1 or c < 0xf0 and 2 or 3)
+  local second = s:byte(k + 1)
+  if not second or second < (LEAST[c] or 128) or second > (MOST[c] or 191) then return k end
+  for i = k + 2, stop do
     local d = s:byte(i)
     if not d or d < 128 or d > 191 then return k end
   end
-  return k + size - 1
+  return stop
 end
 
 --- The number of bytes at the end of s that begin a character but do not end it.

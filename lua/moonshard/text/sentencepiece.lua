@@ -72,8 +72,9 @@ end
 local Normalizer = {}
 Normalizer.__index = Normalizer
 
-local byte_p, MOST = ffi.typeof "const uint8_t *", 2 ^ 28
-local room, made, origins = 0, nil, nil                 -- of the text that was normalized last
+local byte_p = ffi.typeof "const uint8_t *"
+local room, made, origins = 0, nil, nil                 -- of the text that was normalized last; origins: if traced
+local MOST, MOST_TRACED = 2 ^ 30, 2 ^ 27                -- bytes of the room; LuaJIT's arrays have less than 2^31
 
 local function normalizer(spec, map)
   local units = ffi.new("uint32_t[?]", map.count)
@@ -86,13 +87,17 @@ end
 
 -- Normalizes a string into made and, with `traced`, origins; returns its size.
 function Normalizer:_run(s, traced)
-  if #s >= MOST then errors.raise("encode: a text of %d bytes, expected less than 2^28", #s) end
+  local most = traced and MOST_TRACED or MOST
   while true do
-    local n = room > #s and lib.ms_text_normalize(self._map, s, #s, made, traced and origins or nil, room) or -1
+    local has_room = room > #s and (origins or not traced)
+    local n = has_room and lib.ms_text_normalize(self._map, s, #s, made, traced and origins or nil, room) or -1
     if n >= 0 then return n end
-    local larger = math.max(4096, 2 * room, 4 * #s)
+    local larger = math.max(4096, 2 * #s, has_room and 2 * room or 0)
+    if larger > most then
+      errors.raise("encode: a text of %d bytes is too long%s; divide it", #s, traced and " for offsets" or "")
+    end
     made, origins, room = nil, nil, 0                     -- and so they stay if there is no memory
-    local bytes, places = ffi.new("char[?]", larger), ffi.new("int[?]", larger)
+    local bytes, places = ffi.new("char[?]", larger), traced and ffi.new("int[?]", larger) or nil
     made, origins, room = bytes, places, larger
   end
 end
@@ -205,7 +210,7 @@ function M.parts(text, path, who)
   local whole = each_field(text, function(field, value)
     if field == 1 then
       local piece = read(value, { "text", "score", "type" }, { text = "", score = 0, type = 1 })
-      if not piece or piece.score ~= piece.score then damaged(("piece %d"):format(#list)) end
+      if not piece then damaged(("piece %d"):format(#list)) end
       list[#list + 1] = piece
     elseif field == 2 then
       trainer = value
@@ -223,10 +228,18 @@ function M.parts(text, path, who)
     errors.raise("%s: '%s': model_type is %d%s, expected 1 (unigram) or 2 (BPE), with spaces before words", who, path,
       train.kind, train.suffix ~= 0 and " and treat_whitespace_as_suffix is set" or "")
   end
+  local places = { {}, {} }                             -- of pieces of texts, and of reserved ones, by their text
   for k, piece in ipairs(list) do
     if piece.type == UNUSED then
       errors.raise("%s: '%s': piece %d is unused, which Moonshard does not have", who, path, k - 1)
     end
+    local of = places[(piece.type == 1 or piece.type == USER) and 1 or 2]
+    if piece.text == "" then damaged(("piece %d is empty"):format(k - 1)) end
+    if piece.score - piece.score ~= 0 then
+      damaged(("piece %d ('%s') has the score %g"):format(k - 1, piece.text, piece.score))
+    end
+    if of[piece.text] then damaged(("pieces %d and %d are both '%s'"):format(of[piece.text], k - 1, piece.text)) end
+    of[piece.text] = k - 1
   end
   return M.of(list, train, spec, damaged)
 end

@@ -66,11 +66,15 @@ local function new_list(offsets)
 end
 
 local kept, KEPT = nil, 2 ^ 16                          -- a list that the next text uses; its most room
+local MOST_IDS = 2 ^ 27                                 -- of a text; LuaJIT's arrays have less than 2^31 bytes
 
 function List:reserve(more)
-  if self.n + more <= self.room then return self.ids end
-  self.room = 2 * (self.n + more)
-  local ids = ffi.new("int64_t[?]", self.room)
+  local wanted = self.n + more
+  if wanted <= self.room then return self.ids end
+  if wanted > MOST_IDS then errors.raise("encode: the text has more than %d tokens", MOST_IDS) end
+  local room = math.min(2 * wanted, MOST_IDS)
+  local ids = ffi.new("int64_t[?]", room)
+  self.room = room
   ffi.copy(ids, self.ids, 8 * self.n)
   self.ids = ids
   return ids
@@ -439,12 +443,17 @@ function TextStream:push(id)
     self._sent = math.max(self._sent, stop)
     return new
   end
-  -- The ids before the last complete text are dropped; the rest says how the next token is joined.
+  -- The ids before the last complete text are dropped; the rest says how the next token is joined. Alone it must be
+  -- some text: of pieces that are spaces, decoders leave out those that begin a text.
+  local rest = self._read == 0 and text or decoded(self._of, ids, self._read + 1, #ids, self._special)
+  if rest == "" then
+    self._sent = stop
+    return new
+  end
   if self._read > 0 then
     for k = 1, #ids do ids[k] = ids[k + self._read] end
   end
-  self._read = #ids
-  self._sent = #decoded(self._of, ids, 1, #ids, self._special)
+  self._read, self._sent = #ids, #rest
   return new
 end
 

@@ -11,6 +11,7 @@ local M = {}
 
 local PENALTY = 10                                      -- an unknown character scores so much less than any token
 local BLOCK = 2 ^ 16                                    -- bytes after which a text is cut, where it can be
+local LONGEST = 2 ^ 26                                  -- bytes of a word: LuaJIT's arrays have less than 2^31
 
 ---@class Vocabulary
 ---@field ids table<string, integer>  ids by token
@@ -151,7 +152,8 @@ local found = M.found
 
 local function reserve(n)
   if n <= capacity then return end
-  local larger = math.max(4096, 2 * n)
+  if n > LONGEST then errors.raise "encode: a word has more than 2^26 bytes" end
+  local larger = math.min(math.max(4096, 2 * n), LONGEST)
   capacity = 0                                            -- and so it stays if there is no memory
   found.ids, found.sizes = ffi.new(INTS, larger), ffi.new(INTS, larger)
   ends = ffi.new("ms_text_end[?]", larger + 1)
