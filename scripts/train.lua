@@ -37,6 +37,7 @@ local OPTIONS = {
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
   { "out", "path", nil, "folder of the run (default: a new one in runs/; with --resume that of the checkpoint)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: where the last checkpoint is written" },
+  { "keep", "count", nil, "of the run's checkpoints, only so many stay, the latest ones (default: all)" },
   { "resume", "path", nil, "continue from a checkpoint, or from the latest one in a run's folder" },
   { "from", "path", nil,
   "fine-tune the weights of a checkpoint, or of the latest one in a run's folder, in a new run on other --data" },
@@ -329,7 +330,7 @@ end
 
 local kept = {}
 for _, name in ipairs(KEPT) do kept[name] = config[name] end
-local function save(path) return run:checkpoint { path = path, config = kept } end
+local function save(path) return run:checkpoint { path = path, config = kept, keep = config.keep } end
 
 -- ---- training --------------------------------------------------------------------------------------------
 

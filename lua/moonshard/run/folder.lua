@@ -413,6 +413,25 @@ end
 --- The path of a run's checkpoint after a step.
 function M.checkpoint_name(folder, step) return ("%s/step-%06d.safetensors"):format(folder, step) end
 
+-- The steps of the checkpoints in a folder, in order, and their files by step.
+local function checkpoints_in(path)
+  local steps, names = {}, {}
+  for name in lfs.dir(path) do
+    local step = tonumber(name:match "^step%-(%d+)%.safetensors$")
+    if step then steps[#steps + 1], names[step] = step, name end
+  end
+  table.sort(steps)
+  return steps, names
+end
+
+--- Removes the checkpoints of a run, except the latest ones.
+---@param path string  path of the run's folder
+---@param keep integer  number of those that stay
+function M.remove_checkpoints(path, keep)
+  local steps, names = checkpoints_in(path)
+  for k = 1, #steps - keep do os.remove(path .. "/" .. names[steps[k]]) end
+end
+
 --- The checkpoint for a path: the path itself if it is a file, or the latest checkpoint in a run's folder.
 ---@param path string  path of a file or of a run's folder
 ---@return string? file
@@ -421,13 +440,9 @@ function M.find_checkpoint(path)
   local mode = lfs.attributes(path, "mode")
   if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
   if mode ~= "directory" then return path end
-  local best
-  for name in lfs.dir(path) do
-    local step = tonumber(name:match "^step%-(%d+)%.safetensors$")
-    if step and (not best or step > best) then best = step end
-  end
-  if not best then return nil, ("there is no checkpoint (step-N.safetensors) in '%s'"):format(path) end
-  return M.checkpoint_name(path, best)
+  local steps, names = checkpoints_in(path)
+  if not steps[1] then return nil, ("there is no checkpoint (step-N.safetensors) in '%s'"):format(path) end
+  return path .. "/" .. names[steps[#steps]]
 end
 
 return M

@@ -294,12 +294,12 @@ end
 --- Saves the model, the optimizer, the random generator and the `state` of run.start after the current step, for
 --- `resume`. Options of the optimizer that the script has changed since run.start, such as the learning rate, are
 --- saved, too. Collective.
----@param given? {path: string, config: table}
+---@param given? {path: string, config: table, keep: integer}
 ---   path: path of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the
----   run's)
+---   run's); keep: of the checkpoints in the folder, only so many stay, the latest ones (default: all)
 ---@return string path
 function Run:checkpoint(given)
-  local o = opts("run:checkpoint", given, { path = opts.string, config = opts.table })
+  local o = opts("run:checkpoint", given, { path = opts.string, config = opts.table, keep = opts.whole_from(1) })
   check.config("run:checkpoint", o.config)
   if not (self.model and self.optimizer) then
     errors.raise "run:checkpoint: the run does not know what to save; give 'model' and 'optimizer' to run.start"
@@ -308,6 +308,7 @@ function Run:checkpoint(given)
   if self.events then self.events:flush() end           -- a resumed run continues from here
   checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step,
     { state = self.state, began = self.options })
+  if o.keep and self.writes then folders.remove_checkpoints(self.path, o.keep) end
   if self.writes and lib.ms_time() >= self.next_report - 12 then report(self) end    -- at most every 3 seconds
   self.mark = lib.ms_time()
   return path
