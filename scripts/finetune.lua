@@ -13,11 +13,11 @@ local cli = require "moonshard.run.cli"
 
 local OPTIONS = {
   -- name, kind, default, description
-  { "model", "path", nil, "folder of the model (config.json, weights, tokenizer), or a run of this script" },
-  { "data", "path", nil,
+  { "model", "existing", nil, "folder of the model (config.json, weights, tokenizer), or a run of this script" },
+  { "data", "existing", nil,
   "JSON lines of prompt and completion, messages, or text (.jsonl); of prompt, chosen and rejected for --dpo; or plain text" },
-  { "validation", "path", nil, "a file like --data to validate on (default: every twentieth of 20 examples or more)" },
-  { "chat", "text", nil, "the format of messages: " .. cli.formats() .. " (default: what the tokenizer's files say)" },
+  { "validation", "existing", nil, "a file like --data to validate on (default: every twentieth of 20 examples or more)" },
+  { "chat", "chat", nil, "the format of messages: " .. cli.formats() .. " (default: what the tokenizer's files say)" },
   { "epochs", "count", 1, "times that each example is seen, rounded up to whole steps" },
   { "steps", "count", nil, "optimizer steps, in place of --epochs" },
   { "length", "count", 512, "tokens of a row, into which several examples are packed" },
@@ -41,6 +41,7 @@ local OPTIONS = {
   { "eval-every", "whole", nil, "steps between validations (default: four in all); 0: only at the end" },
   { "sample", "whole", 40, "tokens of an answer to a held-out example, written at each validation; 0: none" },
   { "save", "count", nil, "a checkpoint every so many steps (default: only when a signal asks for one)" },
+  { "keep", "count", nil, "of the run's checkpoints, only so many stay, the latest ones (default: all)" },
   { "resume", "path", nil, "continue a run from its latest checkpoint; the options are those of the run" },
   { "out", "path", nil, "folder of the run (default: a new one in runs/); the model is written to OUT/model" },
   { "quiet", "flag", false, "print only errors" },
@@ -97,6 +98,14 @@ if config.int8 and config.bf16 then stop "--int8 and --bf16 are both given, expe
 if config.bf16 then config.dtype = "bfloat16" end
 for _, name in ipairs { "model", "data" } do
   if not config[name] then stop("--%s is missing, expected %s", name, name == "model" and "a model's folder" or "a file") end
+end
+if lfs.attributes(config.model, "mode") == "file" then
+  stop("--model: '%s' is a file, expected a model's folder%s", config.model, config.model:find "%.gguf$"
+    and (("; ms.hf.save(ms.hf.load '%s', 'folder/') makes one of it"):format(config.model)) or "")
+elseif lfs.attributes(config.model .. "/adapter_config.json", "mode")
+  and not lfs.attributes(config.model .. "/config.json", "mode") then
+  stop("--model: '%s' has only adapters; ms.hf.save(ms.hf.load(FOLDER, { adapter = '%s' }), 'merged/') adds them to the model that they are for, in FOLDER, and '--model merged' trains both",
+    config.model, config.model)
 end
 local device_ok, device_error = pcall(ms.set_default_device, config.device)
 if not device_ok then stop("--device: %s", device_error) end
@@ -375,7 +384,7 @@ cli.run("finetune", function()
     end
     local wanted = fsdp.checkpoint_wanted()
     if step < steps and (wanted or config.save and step % config.save == 0) then
-      say("step %d: checkpoint: %s", step, run:checkpoint { config = kept })
+      say("step %d: checkpoint: %s", step, run:checkpoint { config = kept, keep = config.keep })
       if wanted == "stop" then
         run:finish()
         dist.finalize()

@@ -8,9 +8,9 @@ package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, pa
 local cli = require "moonshard.run.cli"
 
 local given = cli.parse("generate", "Continues a text with a model's folder or a run of scripts/train, or talks to it.", {
-  { "model", "path", nil,
+  { "model", "existing", nil,
   "a folder with config.json, model.safetensors and the tokenizer's files; a run of scripts/finetune; or a GGUF file" },
-  { "adapter", "path", nil, "with --model: a folder of adapters, which are added to the weights" },
+  { "adapter", "existing", nil, "with --model: a folder of adapters, which are added to the weights" },
   { "from", "path", nil, "instead: a run of scripts/train, or a checkpoint of one" },
   { "chat", "format", nil, "with --model: a conversation; each line of the input is a message. The format is one of "
     .. cli.formats() .. " (default: what the tokenizer's files say)" },
@@ -70,8 +70,9 @@ end
 -- The result of fn(…), or the end of the script with its error.
 local function need(fn, ...)
   local ok, result = pcall(fn, ...)
-  if not ok then cli.stop("generate", "%s", cli.advice(result)) end
-  return result
+  if ok then return result end
+  cli.stop("generate", "%s", (cli.advice(result):gsub("ms%.hf%.load%(FOLDER, { adapter = ('.-') }%)",
+    "--model FOLDER --adapter %1")))
 end
 
 local function use_folder()

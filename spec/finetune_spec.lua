@@ -73,6 +73,11 @@ describe("scripts/finetune.lua", function()
 
   it("learns completions, and writes a folder that loads", function()
     ok(tune(0, "alone", { save = 5 }))
+    ok(tune(0, "kept", { save = 1, keep = 2, steps = 6 }))
+    local steps = {}
+    for name in lfs.dir(folder .. "/kept") do steps[#steps + 1] = tonumber(name:match "^step%-(%d+)") end
+    table.sort(steps)
+    assert.are.same({ 4, 5 }, steps)
     local found = values("alone", "perplexity")
     assert.is_true(found[#found] < 0.3 * found[1])
     assert.is_truthy(process.read(folder .. "/alone/samples.txt"):find("%[.+%]"))
@@ -166,8 +171,11 @@ describe("scripts/finetune.lua", function()
     ok(tune(0, "of_run", { model = folder .. "/alone", steps = 1 }))
     assert.are.equal(280, ms.hf.load(folder .. "/alone/", { device = "meta" }).config.vocab_size)
     assert.is_truthy(ms.text.tokenizer(folder .. "/alone").eos_id)
-    assert.matches("finetune: %-%-model: tokenizer: '[^\n]*/lora/adapter' has only adapters; ms%.hf%.load%(",
-      tune(0, "of_adapter", { model = folder .. "/lora/adapter" }).stderr)
+    assert.matches("finetune: %-%-model: '[^\n]*/lora/adapter' has only adapters; ms%.hf%.save%(ms%.hf%.load%(",
+      tune(0, "of_adapter", { model = folder .. "/lora/adapter", lora = 2 }).stderr)
+    local job = ranks.run(0, process.root .. "/scripts/generate.lua", { args = { "--model", folder .. "/lora/adapter",
+      "--prompt", "a" } })
+    assert.matches("^generate: [^\n]*/lora/adapter' has only adapters; %-%-model FOLDER %-%-adapter '", job.stderr)
   end)
 
   it("trains adapters of float32 beside weights in bfloat16", function()
@@ -194,7 +202,12 @@ describe("scripts/finetune.lua", function()
   end)
 
   for label, case in ms.sorted_pairs {
-    ["no model"] = { { model = "/nowhere" }, "^finetune: %-%-model: tokenizer: cannot" },
+    ["no model"] = { { model = "/nowhere" }, "^finetune: %-%-model: there is no file or folder '/nowhere'" },
+    ["a GGUF file"] = { function()
+      process.write(folder .. "/a.gguf", "GGUF")
+      return { model = folder .. "/a.gguf" }
+    end, "^finetune: %-%-model: '[^\n]*/a.gguf' is a file, expected a model's folder; ms.hf.save%(ms.hf.load '" },
+    ["an unknown format of chats"] = { { chat = "alpaca" }, "^finetune: %-%-chat: 'alpaca' is unknown, expected chatml, gemma, " },
     ["no data"] = { { data = "/nowhere.jsonl" }, "^finetune: %-%-data: [^\n]*/nowhere.jsonl" },
     ["texts for preferences"] = { { dpo = true }, "^finetune: %-%-data has no pairs of 'chosen' and 'rejected'" },
     ["rows without a learned token"] = { { length = 2 }, "^finetune: %-%-data: pack: nothing is learned of 38 examples: rows of 2 tokens" },

@@ -51,6 +51,20 @@ describe("adapters of PEFT", function()
     end)
   end
 
+  it("that name another model get a warning, which names both", function()
+    local base = keep((folders.make "llama"))
+    local same = "other/" .. base:match "[^/]*$" .. "/"
+    for name, expected in pairs { [base] = 0, [same] = 0, ["meta-llama/Llama-9"] = 1 } do
+      local from = keep(folders.adapter(cases.llama, { base_model_name_or_path = name }))
+      local warnings = ms.catch_warnings(function() return ms.hf.load(base, { adapter = from }) end)
+      assert.are.equal(expected, #warnings, name)
+      if expected == 1 then
+        assert.are.equal(("hf.load_adapter: '%s' has adapters for the model '%s', but gets '%s': are these the same weights?")
+          :format(from, name, base), warnings[1])
+      end
+    end
+  end)
+
   it("are no model alone, and need one with weights", function()
     local from = keep(folders.adapter(cases[next(cases)]))
     for _, fn in ipairs { ms.hf.load, ms.text.tokenizer } do

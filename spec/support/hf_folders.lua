@@ -42,7 +42,7 @@ end
 --- Writes the adapters of a case of peft.json, with changes to their configuration; returns the folder's path.
 function M.adapter(case, changes)
   local folder, sd, config = process.temp_folder(), {}, {}
-  for key, value in pairs(case.config) do config[key] = value end
+  for key, value in pairs(case.config) do config[key] = key ~= "base_model_name_or_path" and value or nil end
   for key, value in pairs(changes or {}) do config[key] = value end
   for k, row in ipairs(case.tensors) do sd[row[1]] = filled(row[1], k - 1, row[2]) end
   process.write(folder .. "/adapter_config.json", cjson.encode(config))

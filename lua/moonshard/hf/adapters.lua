@@ -7,6 +7,7 @@ local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.files"
 local folders = require "moonshard.hf.folders"
 local json = require "moonshard.run.json"
+local log = require "moonshard.core.log"
 local lora = require("moonshard.nn.linear.lora").lora
 local names = require "moonshard.hf.names"
 local opts = require "moonshard.core.opts"
@@ -84,6 +85,18 @@ local function expect_off(config, name)
   end
 end
 
+-- What a model's folder is called: its last part, without the "model" in the folder of a run.
+local function last_part(path) return folders.path(path):gsub("/model$", ""):match "[^/]*$" end
+
+-- Warns if the adapters were trained for another model, whose layers may have the same shapes. As PEFT, it goes on:
+-- only the names are known, and a folder may have been renamed.
+local function compare_base(model, config, folder)
+  local base, own = config:maybe("base_model_name_or_path", opts.any), model.family.folder
+  if type(base) ~= "string" or not own or last_part(base) == last_part(own) then return end
+  log.warn(("hf.load_adapter: '%s' has adapters for the model '%s', but gets '%s': are these the same weights?"):format(
+    folder, base, own))
+end
+
 -- Whether a layer's name in files is among target_modules, as PEFT reads it.
 local function is_target(file, targets)
   for _, name in ipairs(targets) do
@@ -93,7 +106,8 @@ local function is_target(file, targets)
 end
 
 --- Gives a model the adapters of a folder that PEFT wrote, or ms.hf.save_adapter: it is frozen, and its layers have
---- adapters with the folder's values. To be called before the model is sharded. Errors: kinds of adapters other than
+--- adapters with the folder's values. To be called before the model is sharded. Warns if the folder names another model
+--- than the one that is given. Errors: kinds of adapters other than
 --- LoRA; options that change their result and that Moonshard lacks; tensors that do not fit, are missing, or have a
 --- number that is not finite.
 ---@param model Module  of ms.hf.load
@@ -121,6 +135,7 @@ function M.load(model, folder)
         .. "path_initial_model_for_weight_conversion writes adapters without that", start)
     end
   end
+  compare_base(model, config, folder)
   local rank = config:get("r", Config.size)
   local alpha, reader = config:get("lora_alpha", opts.positive), files.reader(folder .. "/" .. WEIGHTS)
   -- Which layers must have adapters: those that a list names. A text is a pattern of Python's, which is not read.

@@ -48,6 +48,10 @@ M.kinds = {
     if text ~= "" then return text end
     return nil, "the path is empty"
   end,
+  existing = function(text)
+    if require "lfs".attributes(text, "mode") then return text end
+    return nil, ("there is no file or folder '%s'"):format(text)
+  end,
   number = function(text) return number(text, function() return true end, "a number") end,
   positive = function(text) return number(text, function(n) return n > 0 and n < math.huge end, "a number above 0") end,
   share = function(text) return number(text, function(n) return n >= 0 and n <= 1 end, "a number from 0 to 1") end,
@@ -56,12 +60,16 @@ M.kinds = {
   count = function(text) return number(text, function(n) return n >= 1 and n % 1 == 0 and n < 2 ^ 53 end,
   "a whole number from 1") end,
   list = function(text) return text end,
-  format = function(text) return text end,
+  chat = function(text)
+    if require "moonshard.text.chat_formats".FORMATS[text] then return text end
+    return nil, ("'%s' is unknown, expected %s"):format(text, M.formats())
+  end,
 }
+M.kinds.format = M.kinds.chat
 
 -- The word for an option's value in --help, by its kind.
-local value_of = { text = "TEXT", path = "PATH", list = "PATH...", number = "X", positive = "X", share = "X",
-  whole = "N", count = "N", format = "[FORMAT]" }
+local value_of = { text = "TEXT", path = "PATH", existing = "PATH", list = "PATH...", number = "X", positive = "X",
+  share = "X", whole = "N", count = "N", chat = "FORMAT", format = "[FORMAT]" }
 
 --- Returns a kind of option that accepts one of the given words.
 function M.one_of(...)
@@ -78,8 +86,8 @@ end
 
 ---@class CliOption
 ---@field [1] string   name, without the dashes
----@field [2] string|function  kind: "flag" (true if given), a name of M.kinds, or one_of(...); "format": a text, or true
----   without one
+---@field [2] string|function  kind: "flag" (true if given), a name of M.kinds, or one_of(...); "format": as "chat", or
+---   true without a name
 ---@field [3] any      default, which the script itself applies; nil for none
 ---@field [4] string   its description in --help
 

@@ -35,9 +35,11 @@ static void on_fatal_signal(int sig, siginfo_t *info, void *context)
         char text[120];
         int k = 0;
         while (signals[k] != sig) k++;
-        bool mpirun = sig == SIGTERM && everywhere && ms__launched.mpirun > 0;
-        int n = snprintf(text, sizeof text, "rank %d: %s ended this job%s\n", ms__launched.rank, names[k],
-                         mpirun ? " (sent by mpirun, which was terminated or interrupted)" : "");
+        const char *from = !everywhere || ms__launched.mpirun <= 0 ? ""
+                           : sig == SIGTERM ? " (sent by mpirun, which was terminated or interrupted)"
+                           : sig == SIGUSR2 ? " (sent by mpirun, which received it or SIGTERM)"
+                                            : "";
+        int n = snprintf(text, sizeof text, "rank %d: %s ended this job%s\n", ms__launched.rank, names[k], from);
         if (write(STDERR_FILENO, text, (size_t)n) > 0) ms__end_settle();
     }
     signal(sig, SIG_DFL);
