@@ -36,7 +36,7 @@ describe("a block of code in the documents", function()
     local other = {}
     for _, path in ipairs(checked) do
       for _, block in ipairs(documents.blocks(path)) do
-        if not (" lua c sh text console diff python "):find(" " .. block.language .. " ", 1, true) then
+        if not (" lua c sh text console diff json python "):find(" " .. block.language .. " ", 1, true) then
           other[#other + 1] = ("%s:%d: %s"):format(path, block.line, block.language)
         end
       end
