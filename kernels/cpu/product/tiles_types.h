@@ -9,6 +9,10 @@
 #define REAL float
 #define R(x) x##_f32
 #define K(x) LEVEL(x##_f32)
+#define KIND "s"
+#define SIZE "4"
+#define KIND "s"
+#define SIZE "4"
 #define STEPS 16
 #if VEC == 64
 #define LANES 16
@@ -26,6 +30,10 @@
 #undef REAL
 #undef R
 #undef K
+#undef KIND
+#undef SIZE
+#undef KIND
+#undef SIZE
 #undef STEPS
 #undef LANES
 #undef EACH_LANE
@@ -33,6 +41,10 @@
 #define REAL double
 #define R(x) x##_f64
 #define K(x) LEVEL(x##_f64)
+#define KIND "d"
+#define SIZE "8"
+#define KIND "d"
+#define SIZE "8"
 #define STEPS 8
 #if VEC == 64
 #define LANES 8
@@ -48,6 +60,10 @@
 #undef REAL
 #undef R
 #undef K
+#undef KIND
+#undef SIZE
+#undef KIND
+#undef SIZE
 #undef STEPS
 #undef LANES
 #undef EACH_LANE
