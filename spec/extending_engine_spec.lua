@@ -32,10 +32,8 @@ for _, recipe in ipairs(recipes) do
 end
 
 local function run(command)
-  local pipe = assert(io.popen(("{ %s; } 2>&1; echo $?"):format(command)))
-  local output, code = pipe:read "*a":match "^(.-)(%d+)\n$"
-  pipe:close()
-  assert.are.equal("0", code, command .. "\n" .. output)
+  local output, code = process.shell(command)
+  assert.are.equal(0, code, command .. "\n" .. output)
   return output
 end
 

@@ -8,16 +8,11 @@ local process = require "spec.support.process"
 local function run_busted(text)
   local path = os.tmpname()
   local spec = path .. "_spec.lua"
-  local f = assert(io.open(spec, "w"))
-  f:write(text)
-  f:close()
-  local p = io.popen(("busted %s 2>&1; echo rc=$?"):format(spec))
-  local out = p:read "*a"
-  p:close()
+  process.write(spec, text)
+  local out, rc = process.shell("busted " .. spec)
   os.remove(path)
   os.remove(spec)
-  local rc = tonumber(out:match "rc=(%d+)%s*$")
-  return out:gsub("rc=%d+%s*$", ""), rc
+  return out, rc
 end
 
 describe("plain busted", function()

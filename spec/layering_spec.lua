@@ -246,9 +246,7 @@ describe("the reader of the layers", function()
         at = at .. "/" .. part
         lfs.mkdir(at)
       end
-      local file = assert(io.open(root .. "/" .. path, "w"))
-      file:write(text)
-      file:close()
+      process.write(root .. "/" .. path, text)
     end
     for path in pairs(files) do
       if path:match "%.c$" then

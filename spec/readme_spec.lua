@@ -34,22 +34,18 @@ describe("docs/launching.md", function()
       listed[name] = true
     end
     local reads = "getenv|ms__env|environ|\\$\\{?MOONSHARD_|export |^ *MOONSHARD_"
-    local p = io.popen(("cd '%s' && grep -rIhE '%s' runtime kernels lua scripts spec"):format(process.root, reads))
-    for line in p:lines() do
+    for line in process.shell(("grep -rIhE '%s' runtime kernels lua scripts spec"):format(reads)):gmatch "[^\n]+" do
       for before, name in line:gmatch "(.?)(MOONSHARD_[%u_]+)" do
         if before ~= "-" and name ~= "MOONSHARD_H" then read[name] = true end
       end
     end
-    p:close()
     assert.is_true(read.MOONSHARD_THREADS and read.MOONSHARD_TIMEOUT and read.MOONSHARD_LIB and read.MOONSHARD_ISA)
     for name in ms.sorted_pairs(read) do assert.is_true(listed[name], name .. " is not in the table") end
     for name in ms.sorted_pairs(listed) do assert.is_true(read[name], "nothing reads " .. name) end
   end)
 
   it("names the options that the training script has, all of them", function()
-    local p = io.popen(("cd '%s' && luajit scripts/train.lua --help"):format(process.root))
-    local help = p:read "*a"
-    p:close()
+    local help = process.shell "luajit scripts/train.lua --help"
     local documented = launching:match "\n## The training script\n.-\n\n(|.-)\n\n"
     local n, missing = 0, {}
     for option in documented:gmatch "`(%-%-[%l%d-]+)" do
@@ -78,10 +74,8 @@ describe("scripts/train", function()
     assert.are.equal(0, os.execute(("chmod +x '%s/scripts/setup' '%s/none/luajit'"):format(folder, folder)))
     for _, path in ipairs { "", folder .. "/none:" } do
       for _, word in ipairs { "--help", "-h" } do
-        local p = io.popen(("PATH='%s'\"$PATH\" MOONSHARD_LIB=/nowhere '%s/scripts/train' --steps 3 %s 2>&1"):format(
+        local help = process.shell(("PATH='%s'\"$PATH\" MOONSHARD_LIB=/nowhere '%s/scripts/train' --steps 3 %s"):format(
           path, folder, word))
-        local help = p:read "*a"
-        p:close()
         assert.is_nil(help:find("set up", 1, true))
         for option in ("--ranks --no-install --steps --layers --temperature"):gmatch "%S+" do
           assert.is_truthy(help:find("\n *" .. option:gsub("%-", "%%-")), option .. " is missing in " .. help)

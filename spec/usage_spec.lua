@@ -5,13 +5,6 @@ local lfs = require "lfs"
 local process = require "spec.support.process"
 local Pty = require "spec.support.pty"
 
-local function output(line)
-  local pipe = io.popen(("cd '%s' && { %s; } 2>&1; echo \" status $?\""):format(process.root, line))
-  local text = pipe:read "*a"
-  pipe:close()
-  return text:match "^(.*) status (%d+)\n$"
-end
-
 -- The programs of scripts/ and scripts/bench.
 local programs = {}
 for _, folder in ipairs { "scripts", "scripts/bench" } do
@@ -44,17 +37,17 @@ local function accepted(path)
 end
 
 local function complete(line)
-  local out, status = output("PATH=\"$PWD/scripts:$PATH\" scripts/moonshard complete " .. line)
+  local out, status = process.shell("PATH=\"$PWD/scripts:$PATH\" scripts/moonshard complete " .. line)
   local names = {}
   for name in out:gmatch "([^\t\n]+)\t[^\n]*\n" do names[#names + 1] = name end
-  return names, tonumber(status), out
+  return names, status, out
 end
 
 describe("the usage text", function()
   for _, path in ipairs(programs) do
     it(("of %s names the program and the options that its source accepts"):format(path), function()
-      local text, status = output(path .. " --help")
-      assert.are.equal("0", status, text)
+      local text, status = process.shell(path .. " --help")
+      assert.are.equal(0, status, text)
       local name = path == "scripts/moonshard" and "moonshard" or path
       assert.are.equal(1, text:find("usage: " .. name, 1, true), text)
       for option in pairs(accepted(path)) do           -- any order: each is looked for by itself
@@ -72,18 +65,18 @@ describe("the usage text", function()
   end)
 
   it("has the options of a table, with their defaults and values", function()
-    local text = output "luajit scripts/train.lua --help"
+    local text = process.shell "luajit scripts/train.lua --help"
     assert.is_truthy(text:find("\n  --steps N                 optimizer steps (1500)\n", 1, true), text)
     assert.is_truthy(text:find("\n  --dtype float32|bfloat16  ", 1, true), text)
     assert.is_truthy(text:find("\n  --quiet                   print only errors\n", 1, true), text)
   end)
 
   it("of the command `moonshard` has the command's name", function()
-    local text = output "scripts/moonshard generate --help"
+    local text = process.shell "scripts/moonshard generate --help"
     assert.are.equal(1, text:find("usage: moonshard generate [OPTION]...\nContinues a text with a model's folder or a run of moonshard train, ",
       1, true), text)
-    assert.are.same({ "moonshard: unknown command 'trian'; moonshard help lists the commands\n", "2" },
-      { output "scripts/moonshard trian" })
+    assert.are.same({ "moonshard: unknown command 'trian'; moonshard help lists the commands\n", 2 },
+      { process.shell "scripts/moonshard trian" })
   end)
 end)
 
@@ -156,8 +149,8 @@ describe("the manual page", function()
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)
     local page = folder .. "/moonshard.1"
-    local _, status = output(("luajit scripts/support/usage.lua manual scripts/moonshard 1.2.3 >'%s'"):format(page))
-    assert.are.equal("0", status)
+    local _, status = process.shell(("luajit scripts/support/usage.lua manual scripts/moonshard 1.2.3 >'%s'"):format(page))
+    assert.are.equal(0, status)
     local text = process.read(page):gsub("\\%-", "-")
     assert.is_truthy(text:find('"Moonshard 1.2.3"', 1, true))
     local n = 0
@@ -170,7 +163,7 @@ describe("the manual page", function()
     assert.is_true(n > 40)
     if os.execute "command -v groff >/dev/null" == 0 then
       -- A sanitizer that watches the specs would report faults of groff's own.
-      assert.are.equal("", (output(("env -u LD_PRELOAD groff -man -Tutf8 -ww -z '%s'"):format(page))))
+      assert.are.equal("", (process.shell(("env -u LD_PRELOAD groff -man -Tutf8 -ww -z '%s'"):format(page))))
     end
   end)
 end)

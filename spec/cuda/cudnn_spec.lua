@@ -9,28 +9,21 @@ local it_built = require "spec.support.it_built"("standin/libcudnn_standin.so.9"
 
 local here = process.root .. "/spec/support/cuda/cudnn"
 
-local function output(line)
-  local f = assert(io.popen(line .. " 2>&1"))
-  local text = f:read "*a"
-  f:close()
-  return text
-end
-
 describe("cuDNN's flash attention", function()
   local folder, missing
 
   --- The output of `plans` for a kind, with 8 x 12 heads of 1024 x `size`. driver: folder of the driver (default: the
   --- stand-in's).
   local function plan(kind, size, causal, driver)
-    return output(("LD_LIBRARY_PATH='%s:/usr/local/cuda/lib:/usr/local/cuda/lib64' '%s/plans' '%s/h200.json' %s 8 12 1024 %d %d")
-      :format(driver or folder, folder, here, kind, size, causal and 1 or 0))
+    return (process.shell(("LD_LIBRARY_PATH='%s:/usr/local/cuda/lib:/usr/local/cuda/lib64' '%s/plans' '%s/h200.json' %s 8 12 1024 %d %d")
+      :format(driver or folder, folder, here, kind, size, causal and 1 or 0)))
   end
 
   setup(function()
     folder = process.temp_folder()
-    missing = output(("'%s/driver.sh' '%s'"):format(here, folder))
+    missing = process.shell(("'%s/driver.sh' '%s'"):format(here, folder))
     if missing == "" then
-      missing = output(("g++ -std=c++20 -O1 -Wall -Wextra -Werror -I'%s/kernels' '%s/plans.cpp' -o '%s/plans' -ldl")
+      missing = process.shell(("g++ -std=c++20 -O1 -Wall -Wextra -Werror -I'%s/kernels' '%s/plans.cpp' -o '%s/plans' -ldl")
         :format(process.root, here, folder))
       assert.are.equal("", missing)
       if plan("forward", 64, true):find "libcudnn%.so%.9: cannot open" then missing = "cuDNN is not installed" end
@@ -65,7 +58,7 @@ describe("cuDNN's flash attention", function()
 
   it_installed("is refused for heads that are not a multiple of 8, and without a driver", function()
     assert.matches("^refused none of 0 engines is deterministic and has a plan", plan("forward", 65, true))
-    if not output "ldconfig -p":find("libcuda.so.1", 1, true) then
+    if not process.shell "ldconfig -p":find("libcuda.so.1", 1, true) then
       assert.matches("^refused", plan("forward", 64, true, "/"))
     end
   end)

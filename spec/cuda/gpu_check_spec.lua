@@ -219,9 +219,7 @@ CSV
     end
     assert.are.equal(0, os.execute(("cd '%s' && MOONSHARD_BUILD='%s' scripts/bundle --gpu --folder '%s/there'"):format(
       process.root, from, folder)))
-    local packed = io.popen(("tar -C '%s' -cz there | wc -c"):format(folder))
-    local bytes = tonumber(packed:read "*a")
-    packed:close()
+    local bytes = tonumber((process.shell(("tar -C '%s' -cz there | wc -c"):format(folder))))
     assert.is_true(bytes > 2 ^ 20 and bytes <= 45 * 2 ^ 20, bytes)
     local child = process.start({ "/usr/bin/env", "-i", "PATH=" .. tools, "HOME=/tmp", folder
       .. "/there/scripts/gpu_check", "--device", "null", "--out", folder .. "/out" },

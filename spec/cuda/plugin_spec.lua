@@ -6,13 +6,6 @@ local it_built = require "spec.support.it_built"("libmoonshard_cuda.so", "this b
 local build = process.build
 local plugin = build .. "/libmoonshard_cuda.so"
 
-local function output(line)
-  local f = assert(io.popen(line .. " 2>&1"))
-  local text = f:read "*a"
-  f:close()
-  return text
-end
-
 describe("the CUDA plugin", function()
   it_built("is compiled for sm_80 and sm_90, and as PTX for compute_80", function()
     local rules = io.open(build .. "/build.ninja")
@@ -29,11 +22,11 @@ describe("the CUDA plugin", function()
 
   it_built("exports its versioned table, and needs neither the toolkit's libraries nor the driver to load", function()
     local exported = {}
-    for name in output(("nm -D --defined-only '%s'"):format(plugin)):gmatch "%x+ %u ([^\n]+)" do
+    for name in process.shell(("nm -D --defined-only '%s'"):format(plugin)):gmatch "%x+ %u ([^\n]+)" do
       exported[#exported + 1] = name
     end
     assert.are.same({ "ms_cuda_table_v1" }, exported)
-    local needed = output(("objdump -p '%s'"):format(plugin))
+    local needed = process.shell(("objdump -p '%s'"):format(plugin))
     assert.is_truthy(needed:find "NEEDED +libc%.so")
     assert.is_nil(needed:find "NEEDED +libcud")
   end)
@@ -51,9 +44,9 @@ describe("the CUDA plugin", function()
     } do
       it_built(("starts with %s, and gives the reason why the GPU is not used"):format(case[1]), function()
         if case[3] then
-          local made = output(("'%s/spec/support/cuda/cudnn/driver.sh' '%s' %s"):format(process.root, folder, case[3]))
+          local made = process.shell(("'%s/spec/support/cuda/cudnn/driver.sh' '%s' %s"):format(process.root, folder, case[3]))
           if made ~= "" then return pending(made) end
-        elseif output "ldconfig -p":find("libcuda.so.1", 1, true) then
+        elseif process.shell "ldconfig -p":find("libcuda.so.1", 1, true) then
           return pending "this machine has a driver"
         end
         process.write(folder .. "/script.lua", [[
@@ -61,7 +54,7 @@ describe("the CUDA plugin", function()
           print(ms.cuda.is_available(), ms.cuda.why_unavailable())
           print(select(2, pcall(ms.zeros, 2, { device = "cuda" })))
           print(ms.ones(2):sum():item())]])
-        local text = output(("cd '%s' && MOONSHARD_CUDA=real LD_LIBRARY_PATH=%s luajit '%s/script.lua'"):format(process.root,
+        local text = process.shell(("cd '%s' && MOONSHARD_CUDA=real LD_LIBRARY_PATH=%s luajit '%s/script.lua'"):format(process.root,
           case[3] and folder or "''", folder))
         assert.is_truthy(text:find("false\t" .. case[2], 1, true), text)
         assert.is_truthy(text:find("device 'cuda:0' is not available: " .. case[2], 1, true), text)

@@ -170,14 +170,9 @@ end
 --- Compiles and runs C made of these parts; its lines.
 local function output_of(parts, libraries)
   local name = os.tmpname()
-  local f = assert(io.open(name .. ".c", "w"))
-  f:write(table.concat(parts, "\n"))
-  f:close()
-  local command = ("gcc -std=gnu11 -O1 -ffp-contract=off -fno-strict-aliasing -fwrapv -w -I'%s' -o %s %s.c %s -lm && %s")
-    :format(planted.source, name, name, libraries or "", name)
-  local p = assert(io.popen(command .. " 2>&1"))
-  local text = p:read "*a"
-  p:close()
+  process.write(name .. ".c", table.concat(parts, "\n"))
+  local text = process.shell(("gcc -std=gnu11 -O1 -ffp-contract=off -fno-strict-aliasing -fwrapv -w -I'%s' -o %s %s.c %s -lm && %s")
+    :format(planted.source, name, name, libraries or "", name))
   if not os.getenv "KEEP" then os.remove(name .. ".c") end
   os.remove(name)
   return text

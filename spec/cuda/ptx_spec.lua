@@ -37,8 +37,7 @@ describe("the translated kernels #cuda", function()
   it("give the bits of the emulated GPU, and the checks find no fault", function()
     if not built() then return pending "not built: needs nvcc" end
     local script = os.tmpname()
-    local f = assert(io.open(script, "w"))
-    f:write(([[
+    process.write(script, ([[
       package.path = "%s/lua/?.lua;%s/lua/?/init.lua;" .. package.path
       local ms = require "moonshard"
       ms.manual_seed(3)
@@ -48,15 +47,12 @@ describe("the translated kernels #cuda", function()
         for _, y in ipairs { g:sum(2), g:softmax(2), g:t():contiguous() } do print(y:to "cpu":to "float64") end
       end
     ]]):format(process.root, process.root))
-    f:close()
     local texts = {}
     for k, mode in ipairs { "emulated", "ptx", "ptx MOONSHARD_EMULATOR=check,compare,seed:5" } do
-      local p = assert(io.popen(("MOONSHARD_PTX_LAUNCHED=%s.log MOONSHARD_CUDA=%s luajit %s 2>&1"):format(script, mode, script)))
-      texts[k] = p:read "*a"
-      p:close()
+      texts[k] = process.shell(("MOONSHARD_PTX_LAUNCHED=%s.log MOONSHARD_CUDA=%s luajit %s"):format(script, mode, script))
     end
     os.remove(script)
-    local launched = assert(io.open(script .. ".log")):read "*a"
+    local launched = process.read(script .. ".log")
     os.remove(script .. ".log")
     assert.is_true(select(2, launched:gsub("kernel", "")) >= 10)
     assert.matches("Tensor float64 %[37, 9%]", texts[1])

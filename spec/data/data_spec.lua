@@ -1,7 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Corpora and batches: the split into training and validation text, and the sequences of a step.
+local ffi = require "ffi"
 local lfs = require "lfs"
 local ms = require "moonshard"
+local process = require "spec.support.process"
 local batches = require "moonshard.data.batches"
 local lib = require("moonshard.core.ffi").lib
 local count_model = require "moonshard.run.count_model"
@@ -9,22 +11,13 @@ local count_model = require "moonshard.run.count_model"
 local folder
 
 local function write(name, text)
-  local f = assert(io.open(folder .. "/" .. name, "wb"))
-  f:write(text)
-  f:close()
+  process.write(folder .. "/" .. name, text)
   return folder .. "/" .. name
 end
 
 --- A shard of llm.c: 256 int32 of header, then 16-bit tokens.
 local function shard(tokens, magic)
-  local function little(n, bytes)
-    local s = ""
-    for _ = 1, bytes do
-      s = s .. string.char(n % 256)
-      n = math.floor(n / 256)
-    end
-    return s
-  end
+  local function little(n, bytes) return ffi.string(ffi.new("uint32_t[1]", n), bytes) end
   local parts = { little(magic or 20240520, 4), little(1, 4), little(#tokens, 4), ("\0"):rep(1024 - 12) }
   for _, t in ipairs(tokens) do parts[#parts + 1] = little(t, 2) end
   return table.concat(parts)
@@ -43,16 +36,8 @@ local function numbered(n)
   return table.concat(parts)
 end
 
-before_each(function()
-  folder = os.tmpname()
-  os.remove(folder)
-  lfs.mkdir(folder)
-end)
-
-after_each(function()
-  for name in lfs.dir(folder) do os.remove(folder .. "/" .. name) end
-  lfs.rmdir(folder)
-end)
+before_each(function() folder = process.temp_folder() end)
+after_each(function() process.remove_folder(folder) end)
 
 describe("a corpus", function()
   it("takes every regular file once, in byte order of names, and neither links nor folders", function()

@@ -31,6 +31,8 @@ end
 before_each(function() folder = process.temp_folder() end)
 after_each(function() process.remove_folder(folder) end)
 
+local function le(n, bytes) return ffi.string(ffi.new("uint64_t[1]", n), bytes) end
+
 -- fn(...) must fail with a message that begins with the text.
 local function begins(text, fn, ...) assert.are.equal(text, message(fn, ...):sub(1, #text)) end
 
@@ -125,15 +127,6 @@ describe("npy headers", function()
 end)
 
 describe("npz files", function()
-  local function le(n, bytes)
-    local s = ""
-    for _ = 1, bytes do
-      s = s .. string.char(n % 256)
-      n = math.floor(n / 256)
-    end
-    return s
-  end
-
   -- An archive of stored files: { name, contents } of each.
   local function archive(files)
     local parts, directory, sums, at = {}, {}, {}, 0
@@ -461,14 +454,6 @@ end)
 
 describe("WAV files", function()
   local function wav(format, channels, bits, samples)
-    local function le(n, bytes)
-      local s = ""
-      for _ = 1, bytes do
-        s = s .. string.char(n % 256)
-        n = math.floor(n / 256)
-      end
-      return s
-    end
     return "RIFF" .. le(36 + #samples, 4) .. "WAVEfmt " .. le(16, 4) .. le(format, 2) .. le(channels, 2) .. le(8000, 4)
       .. le(8000 * channels * bits / 8, 4) .. le(channels * bits / 8, 2) .. le(bits, 2) .. "data" .. le(#samples, 4) .. samples
   end

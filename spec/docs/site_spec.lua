@@ -32,10 +32,7 @@ describe("the site of the documents", function()
   local pages = {}
   lazy_setup(function()
     folder = process.temp_folder()
-    local p = io.popen(("'%s/scripts/docs' --site '%s/site' 2>&1"):format(process.root, folder))
-    local output = p:read "*a"
-    p:close()
-    assert.are.equal("", output)
+    assert.are.equal("", (process.shell(("scripts/docs --site '%s/site'"):format(folder))))
     for _, path in ipairs(files_under(folder .. "/site", {})) do
       if path:find "%.html$" then pages[path] = process.read(path) end
     end

@@ -11,28 +11,15 @@ local folder
 local function path(name) return folder .. "/" .. name end
 
 local function write(name, text)
-  local f = assert(io.open(path(name), "wb"))
-  f:write(text)
-  f:close()
+  process.write(path(name), text)
   return path(name)
 end
 
-local function read(name)
-  local f = assert(io.open(path(name), "rb"))
-  local text = f:read "*a"
-  f:close()
-  return text
-end
+local function read(name) return process.read(path(name)) end
 
 --- A safetensors file with this header and this much data.
 local function file(header, bytes, length)
-  length = length or #header
-  local prefix = {}
-  for k = 1, 8 do
-    prefix[k] = string.char(length % 256)
-    length = math.floor(length / 256)
-  end
-  return table.concat(prefix) .. header .. ("\0"):rep(bytes or 0)
+  return ffi.string(ffi.new("uint64_t[1]", length or #header), 8) .. header .. ("\0"):rep(bytes or 0)
 end
 
 local function names_in(dir)
@@ -45,16 +32,8 @@ local function names_in(dir)
 end
 
 describe("safetensors files", function()
-  before_each(function()
-    folder = os.tmpname()
-    os.remove(folder)
-    lfs.mkdir(folder)
-  end)
-
-  after_each(function()
-    for _, name in ipairs(names_in(folder)) do os.remove(path(name)) end
-    lfs.rmdir(folder)
-  end)
+  before_each(function() folder = process.temp_folder() end)
+  after_each(function() process.remove_folder(folder) end)
 
   it("return every dtype, shape and metadata that was saved", function()
     local tensors = {

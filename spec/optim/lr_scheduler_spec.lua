@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
+local process = require "spec.support.process"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local nn, optim = ms.nn, ms.optim
@@ -322,9 +323,7 @@ describe("lr_range_test", function()
     local range = ms.lr_range_test(optim.SGD(m:parameters(), { lr = 0.1 }), step, { from = 1e-4, to = 1, steps = 20 })
     local path = os.tmpname()
     range:plot():save(path)
-    local file = io.open(path)
-    assert.matches("^<svg .-</svg>\n$", file:read "*a")
-    file:close()
+    assert.matches("^<svg .-</svg>\n$", process.read(path))
     os.remove(path)
     assert.matches("learning rate.-suggested learning rate: %S+$", tostring(range))
   end)

@@ -3,6 +3,7 @@
 local axes = require "moonshard.plot.axis"
 local base64 = require "moonshard.core.base64"
 local ms = require "moonshard"
+local process = require "spec.support.process"
 
 local plot, nan = ms.plot, 0 / 0
 
@@ -252,9 +253,7 @@ describe("ms.plot", function()
   it("writes a file, or returns the reason why it cannot", function()
     local path, p = os.tmpname(), plot.line { 1, 2 }
     assert.is_true(p:save(path))
-    local file = assert(io.open(path))
-    assert.are.equal(p:svg(), file:read "*a")
-    file:close()
+    assert.are.equal(p:svg(), process.read(path))
     os.remove(path)
     for _, extension in ipairs { ".svg", ".HTML" } do
       assert.is_true(p:save(path .. extension))

@@ -13,21 +13,15 @@ local function record(name, lr, first)
   run:finish()
 end
 
-local function compare(words)
-  local file = io.popen(("cd '%s' && LC_ALL=C luajit scripts/compare %s 2>&1; echo status $?"):format(process.root, words))
-  local text = file:read "*a"
-  file:close()
-  return text, tonumber(text:match "status (%d+)\n$")
-end
+local function compare(words) return process.shell("LC_ALL=C luajit scripts/compare " .. words) end
 
 describe("scripts/compare", function()
   lazy_setup(function()
-    folder = os.tmpname() .. ".compare"
-    assert(require("lfs").mkdir(folder))
+    folder = process.temp_folder()
     record("one", 0.1, 9)
     record("<two>", 0.2, 18)
   end)
-  lazy_teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
+  lazy_teardown(function() process.remove_folder(folder) end)
 
   local function runs() return ("'%s' '%s'"):format(path "one", path "<two>") end
 

@@ -30,10 +30,9 @@ end
 
 describe("report.html", function()
   lazy_setup(function()
-    folder = os.tmpname() .. ".report"
-    assert(require("lfs").mkdir(folder))
+    folder = process.temp_folder()
   end)
-  lazy_teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
+  lazy_teardown(function() process.remove_folder(folder) end)
 
   it("is written when the run ends, without names of other files to load", function()
     record("end", 20):finish()
@@ -119,8 +118,7 @@ end
 
 describe_page("report.html in Chromium", function()
   lazy_setup(function()
-    folder = os.tmpname() .. ".report"
-    assert(require("lfs").mkdir(folder))
+    folder = process.temp_folder()
     if not browser.is_there then return end
     local run = record("shown", 200)
     run:histogram("weights", ms.rand(100))
@@ -135,7 +133,7 @@ describe_page("report.html in Chromium", function()
     io.stderr = stderr                                  -- luacheck: ignore 122
     run:finish()
   end)
-  lazy_teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
+  lazy_teardown(function() process.remove_folder(folder) end)
 
   check("shows every point, medium, option, warning and layer without an error", function()
     local dom, console = browser.open(path "shown/report.html")

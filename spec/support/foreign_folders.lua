@@ -10,10 +10,7 @@ local function shell(command, ...) assert(os.execute(command:format(...)) == 0) 
 
 --- Everything below a folder as one text: names, kinds, targets of links, modes, times, contents.
 function M.everything(folder)
-  local f = io.popen(("cd '%s' && find . -printf '%%p %%y %%l %%m %%T@\\n' | sort && find . -type f | sort | xargs -r md5sum"):format(folder))
-  local text = f:read "*a"
-  f:close()
-  return text
+  return (process.shell(("cd '%s' && find . -printf '%%p %%y %%l %%m %%T@\\n' | sort && find . -type f | sort | xargs -r md5sum"):format(folder)))
 end
 
 -- A folder with a user's file `x`, and an index with this content and a correct checksum.

@@ -6,12 +6,7 @@ local lfs = require "lfs"
 
 local M = {}
 
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read "*a"
-  file:close()
-  return text
-end
+local read = require("spec.support.process").read
 
 --- Files under root/folder whose names match, sorted, by their path from root.
 function M.files(root, folder, pattern, list)

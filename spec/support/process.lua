@@ -169,6 +169,15 @@ function process.write(path, text)
   f:close()
 end
 
+--- The output of a shell's command line, run in the root of the repository, and its exit status.
+---@return string, integer
+function process.shell(line)
+  local pipe = assert(io.popen(("cd '%s' && { %s; } 2>&1; echo \" status $?\""):format(process.root, line)))
+  local output, status = pipe:read "*a":match "^(.*) status (%d+)\n$"
+  pipe:close()
+  return output, tonumber(status)
+end
+
 local function strings(list)
   local array = ffi.new("const char *[?]", #list + 1)
   for i, s in ipairs(list) do array[i - 1] = s end

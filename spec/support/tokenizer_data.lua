@@ -10,10 +10,7 @@ local data = {}
 --- The contents of a file.
 function data.read(name)
   if not name:find "%.model$" then return process.read(FOLDER .. name) end
-  local f = assert(io.popen(("gunzip -c '%s%s.gz'"):format(FOLDER, name)))
-  local text = f:read "*a"
-  f:close()
-  return text
+  return (process.shell(("gunzip -c '%s%s.gz'"):format(FOLDER, name)))
 end
 
 --- The tokenizer that a file holds.

@@ -8,27 +8,19 @@ local process = require "spec.support.process"
 local FILES = process.root .. "/spec/golden/data/torch_save.json"
 local folder
 
-local function sh(line)
-  local pipe = io.popen(("cd '%s' && { %s; } 2>&1; echo \" status $?\""):format(process.root, line))
-  local text = pipe:read "*a"
-  pipe:close()
-  local out, status = text:match "^(.*) status (%d+)\n$"
-  return out, tonumber(status)
-end
-
-local function convert(words) return { sh("python3 scripts/convert " .. words) } end
+local function convert(words) return { process.shell("python3 scripts/convert " .. words) } end
 
 -- Writes the file that PyTorch made and returns its path.
 local function saved(name)
   local path = ("%s/%s.pt"):format(folder, name)
   process.write(folder .. "/text", cjson.decode(process.read(FILES)).files[name])
-  assert.are.equal(0, select(2, sh(("base64 -d '%s/text' > '%s'"):format(folder, path))))
+  assert.are.equal(0, select(2, process.shell(("base64 -d '%s/text' > '%s'"):format(folder, path))))
   return path
 end
 
 local function python(code, ...)
   process.write(folder .. "/program.py", code)
-  assert.are.same({ "", 0 }, { sh(("python3 '%s/program.py' '%s'"):format(folder, table.concat({ ... }, "' '"))) })
+  assert.are.same({ "", 0 }, { process.shell(("python3 '%s/program.py' '%s'"):format(folder, table.concat({ ... }, "' '"))) })
 end
 
 local function refuses(wanted, path)

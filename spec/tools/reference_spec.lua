@@ -25,11 +25,7 @@ return M
 
 local root
 
-local function put(path, text)
-  local file = assert(io.open(root .. "/" .. path, "w"))
-  file:write(text)
-  file:close()
-end
+local function put(path, text) process.write(root .. "/" .. path, text) end
 
 local files = 0
 -- The functions of a source, from a file that was not read before.
@@ -58,12 +54,11 @@ end
 
 describe("the reference", function()
   setup(function()
-    root = os.tmpname()
-    os.remove(root)
+    root = process.temp_folder()
     assert(os.execute("mkdir -p '" .. root .. "/docs/api/examples'") == 0)
   end)
   teardown(function()
-    os.execute("rm -r '" .. root .. "'")
+    process.remove_folder(root)
     package.loaded["docs.pages"] = nil
   end)
 
@@ -116,13 +111,11 @@ describe("the reference", function()
     local folder = process.temp_folder()
     assert(os.execute(("cp '%s' '%s/moonshard_cdef.h' '%s' && touch -d 2001-01-01 '%s/libmoonshard.so'"):format(engine.path,
       engine.folder, folder, folder)) == 0)
-    local command = "MOONSHARD_LIB='%s/libmoonshard.so' '%s/scripts/docs' --check 2>&1; echo \" status $?\""
-    local p = io.popen(command:format(folder, process.root))
-    local output = p:read "*a"
-    p:close()
+    local output, status = process.shell(("MOONSHARD_LIB='%s/libmoonshard.so' scripts/docs --check"):format(folder))
     process.remove_folder(folder)
     assert.matches("^docs: the engine, [^\n]*, is older than [^\n]*/kernels/formulas/[^\n]*; build it first: scripts/setup "
-      .. "%-%-engine\n status 1\n$", output)
+      .. "%-%-engine\n$", output)
+    assert.are.equal(1, status)
   end)
 
   it("refuses a module or class that stands on no page", function()

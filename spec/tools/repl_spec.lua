@@ -208,9 +208,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("3", ask(p, "t:nume\t()"))
       local folder = process.temp_folder()
       finally(function() process.remove_folder(folder) end)
-      local file = assert(io.open(folder .. "/unmistakable.lua", "w"))
-      file:write "return 41 + 1"
-      file:close()
+      process.write(folder .. "/unmistakable.lua", "return 41 + 1")
       assert.are.equal("42", ask(p, "dofile('" .. folder .. "/unmis\t)"))
       os.remove(folder .. "/unmistakable.lua")
     end) end
