@@ -5,10 +5,7 @@ local lfs = require "lfs"
 local process = require "spec.support.process"
 
 local function files_under(folder, list)
-  local names = {}
-  for name in lfs.dir(process.root .. "/" .. folder) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do
+  for _, name in ipairs(process.names(process.root .. "/" .. folder)) do
     local path = folder .. "/" .. name
     local mode = lfs.attributes(process.root .. "/" .. path, "mode")
     if mode == "directory" and name:sub(1, 1) ~= "." then

@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
 --- The examples run and print what their comments promise; each has fewer than 60 lines.
-local lfs = require "lfs"
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 
@@ -27,13 +26,7 @@ local function check(output, lines)
 end
 
 describe("examples", function()
-  local names = {}
-  for name in lfs.dir(folder) do
-    if name:find "%.lua$" then names[#names + 1] = name end
-  end
-  table.sort(names)
-
-  for _, name in ipairs(names) do
+  for _, name in ipairs(process.names(folder, "%.lua$")) do
     it(name .. " runs and has fewer than 60 lines", function()
       local _, lines = process.read(folder .. "/" .. name):gsub("\n", "")
       assert.is_true(lines < 60)

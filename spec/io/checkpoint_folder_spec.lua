@@ -31,13 +31,6 @@ describe("the folder of a sharded checkpoint", function()
     return model.weight:max():item()
   end
 
-  local function names_in(folder)
-    local names = {}
-    for name in lfs.dir(folder) do names[#names + 1] = name end
-    table.sort(names)
-    return table.concat(names, " ")
-  end
-
   local function shell(command, ...) assert.equal(0, os.execute(command:format(...))) end
 
   before_each(function()
@@ -229,7 +222,7 @@ describe("the folder of a sharded checkpoint", function()
     save(work .. "/a", 1)
     save(work .. "/b", 1)
     local function contents()
-      return foreign.everything(work .. "/a") .. foreign.everything(work .. "/b") .. names_in(work)
+      return foreign.everything(work .. "/a") .. foreign.everything(work .. "/b") .. table.concat(process.names(work), " ")
     end
     local before = contents()
     local r = ranks.run(2, [[

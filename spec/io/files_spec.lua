@@ -22,15 +22,6 @@ local function file(header, bytes, length)
   return ffi.string(ffi.new("uint64_t[1]", length or #header), 8) .. header .. ("\0"):rep(bytes or 0)
 end
 
-local function names_in(dir)
-  local list = {}
-  for name in lfs.dir(dir) do
-    if name ~= "." and name ~= ".." then list[#list + 1] = name end
-  end
-  table.sort(list)
-  return list
-end
-
 describe("safetensors files", function()
   before_each(function() folder = process.temp_folder() end)
   after_each(function() process.remove_folder(folder) end)
@@ -60,7 +51,7 @@ describe("safetensors files", function()
       assert.are.equal(tostring(t.shape), tostring(got[name].shape))
     end
     assert.are.equal(10, n)
-    assert.are.same({ "all" }, names_in(folder))
+    assert.are.same({ "all" }, process.names(folder))
   end)
 
   it("return tables of tensors, numbers, strings and booleans as they were saved", function()
@@ -210,8 +201,8 @@ describe("safetensors files", function()
     ms.save(path "sub/link", { x = ms.tensor { 2 } })
     assert.are.equal("../target", lfs.symlinkattributes(path "sub/link", "target"))
     assert.are.equal(2, ms.load(path "target").x:item())
-    assert.are.same({ "sub", "target" }, names_in(folder))
-    assert.are.same({ "link" }, names_in(path "sub"))
+    assert.are.same({ "sub", "target" }, process.names(folder))
+    assert.are.same({ "link" }, process.names(path "sub"))
     os.remove(path "target")
     assert.error_matches(function() ms.save(path "sub/link", { x = ms.tensor { 3 } }) end,
       "is a symbolic link whose target cannot be reached: No such file")
@@ -235,7 +226,7 @@ describe("safetensors files", function()
 
   it("have a name: a path that is empty or ends like a folder is refused", function()
     ms.save(path "tensors", { x = ms.tensor { 1 } })
-    local before = names_in(folder)
+    local before = process.names(folder)
     for _, name in ipairs { path "new/", path "new//", path "tensors/", folder .. "/" } do
       for who, call in pairs { save = function() ms.save(name, { x = ms.tensor { 2 } }) end,
         load = function() ms.load(name) end } do
@@ -247,7 +238,7 @@ describe("safetensors files", function()
     end
     assert.error_matches(function() ms.save("", {}) end, "save: the path is empty")
     assert.error_matches(function() ms.load "" end, "load: the path is empty")
-    assert.are.same(before, names_in(folder))
+    assert.are.same(before, process.names(folder))
     assert.are.equal(1, ms.load(path "tensors").x:item())
   end)
 
@@ -314,7 +305,7 @@ describe("safetensors files", function()
     assert.is_false(ok)
     assert.matches("tensor 'y' was declared but not written", err)
     assert.are.equal(before, read "f")
-    assert.are.same({ "f" }, names_in(folder))
+    assert.are.same({ "f" }, process.names(folder))
     ok, err = pcall(ms.save, folder .. "/nowhere/f", { x = ms.tensor { 1 } })
     assert.is_false(ok)
     assert.matches("save: cannot create '.*': No such file or directory", err)
@@ -329,7 +320,7 @@ describe("safetensors files", function()
     saver = state.saver(path "f", twice)
     assert.error_matches(function() saver:write("x", ms.tensor { 1 }) end, "'x' was declared twice")
     saver:abort()
-    assert.are.same({}, names_in(folder))
+    assert.are.same({}, process.names(folder))
   end)
 
   local one = '"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'

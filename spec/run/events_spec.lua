@@ -3,7 +3,6 @@
 --- CRC32C) and protocol buffers (a key of field and wire type before each value).
 local bit, ffi = require "bit", require "ffi"
 local ms = require "moonshard"
-local lfs = require "lfs"
 local process = require "spec.support.process"
 
 -- CRC32C bit by bit: the polynomial 0x1edc6f41, reflected.
@@ -83,11 +82,7 @@ describe("event files", function()
   teardown(function() process.remove_folder(folder) end)
 
   local function events(out)
-    local names, list = {}, {}
-    for name in lfs.dir(folder .. "/" .. out) do
-      if name:find "^events%.out%.tfevents%." then names[#names + 1] = name end
-    end
-    table.sort(names)
+    local names, list = process.names(folder .. "/" .. out, "^events%.out%.tfevents%."), {}
     for _, name in ipairs(names) do
       for _, data in ipairs(records(process.read(folder .. "/" .. out .. "/" .. name))) do
         list[#list + 1] = message(data)

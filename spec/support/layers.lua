@@ -3,26 +3,21 @@
 --- assignments; compares these uses with an order of layers. Functions that read sources take a root folder, so that
 --- specs can plant faults in another one.
 local lfs = require "lfs"
+local process = require "spec.support.process"
+local read = process.read
 
 local M = {}
-
-local read = require("spec.support.process").read
 
 --- Files under root/folder whose names match, sorted, by their path from root.
 function M.files(root, folder, pattern, list)
   list = list or {}
   local path = root .. "/" .. folder
   if lfs.attributes(path, "mode") ~= "directory" then return list end
-  local names = {}
-  for name in lfs.dir(path) do names[#names + 1] = name end
-  table.sort(names)
-  for _, name in ipairs(names) do
-    if name:sub(1, 1) ~= "." then
-      if lfs.attributes(path .. "/" .. name, "mode") == "directory" then
-        M.files(root, folder .. "/" .. name, pattern, list)
-      elseif (folder .. "/" .. name):match(pattern) then
-        list[#list + 1] = folder .. "/" .. name
-      end
+  for _, name in ipairs(process.names(path, "^[^.]")) do
+    if lfs.attributes(path .. "/" .. name, "mode") == "directory" then
+      M.files(root, folder .. "/" .. name, pattern, list)
+    elseif (folder .. "/" .. name):match(pattern) then
+      list[#list + 1] = folder .. "/" .. name
     end
   end
   return list

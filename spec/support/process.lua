@@ -143,14 +143,22 @@ function process.temp_folder()
   return ffi.string(buffer)
 end
 
+--- The names in a folder that have a pattern (default: all), sorted.
+function process.names(folder, pattern)
+  local names = {}
+  for name in require("lfs").dir(folder) do
+    if name ~= "." and name ~= ".." and name:find(pattern or "") then names[#names + 1] = name end
+  end
+  table.sort(names)
+  return names
+end
+
 function process.remove_folder(path)
   local lfs = require "lfs"
-  for name in lfs.dir(path) do
-    if name ~= "." and name ~= ".." then
-      local inside = path .. "/" .. name
-      if lfs.symlinkattributes(inside, "mode") == "directory" then
-        process.remove_folder(inside) else os.remove(inside) end
-    end
+  for _, name in ipairs(process.names(path)) do
+    local inside = path .. "/" .. name
+    if lfs.symlinkattributes(inside, "mode") == "directory" then
+      process.remove_folder(inside) else os.remove(inside) end
   end
   lfs.rmdir(path)
 end

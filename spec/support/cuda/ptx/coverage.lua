@@ -41,10 +41,8 @@ for _, kernel in ipairs(planted.kernels()) do
     ran = ""
   end
   local body, first = planted.body_of(kernel)
-  local f = assert(io.open(("%s/ptx/%s.c"):format(process.build, kernel.rest:match "%S+$")))
   local _, n = body:gsub("\n", "")
-  local runs = mutations.lines_run(f:read "*a", first, n + 1, ran)
-  f:close()
+  local runs = mutations.lines_run(process.read(("%s/ptx/%s.c"):format(process.build, kernel.rest:match "%S+$")), first, n + 1, ran)
   local row = { kernel = kernel, all = 0, missed = 0, lines = {} }
   local line = 0
   for text in body:gmatch "([^\n]*)\n" do

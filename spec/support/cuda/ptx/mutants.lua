@@ -49,9 +49,7 @@ local function busted(file, tests, settings, limit)
   for k, name in ipairs(tests) do filters[k] = ("--filter='^%s$'"):format(name:gsub("%W", ".")) end
   local rc = os.execute(("%s MOONSHARD_CUDA=ptx timeout %d busted %s %s >%s 2>&1"):format(settings, limit, file,
     table.concat(filters, " "), log))
-  local f = assert(io.open(log))
-  local text = f:read "*a"
-  f:close()
+  local text = process.read(log)
   os.remove(log)
   return rc == 0, text, process.now() - begun, rc == 124 * 256
 end

@@ -13,18 +13,6 @@ end
 M.source = process.root .. "/spec/support/cuda/ptx"
 local ptx = process.build .. "/ptx"
 
-local function read(path)
-  local f = assert(io.open(path))
-  local text = f:read "*a"
-  f:close()
-  return text
-end
-local function write(path, text)
-  local f = assert(io.open(path, "w"))
-  f:write(text)
-  f:close()
-end
-
 --- The lines that a command prints.
 function M.lines(command)
   local out, f = {}, assert(io.popen(command))
@@ -63,7 +51,7 @@ local files, ends = {}, {}
 --- body.
 function M.body_of(kernel)
   local file = ("%s/../sm_90/%s.ptx"):format(ptx, kernel.module)
-  files[file] = files[file] or read(file)
+  files[file] = files[file] or process.read(file)
   local text = files[file]
   local _, start = text:find(".entry " .. kernel.symbol .. "(", 1, true)
   local _, open = assert(text:find("\n{\n", start, true))
@@ -99,7 +87,7 @@ function M.plant(folder, kernel, body, rest, alone)
     local found = M.translator().translate(head .. body .. "\n}\n", kernel.module .. ".ptx")
     local changed = found[#found]
     assert(changed.name == kernel.symbol)
-    write(folder .. "/planted.c", changed.c)
+    process.write(folder .. "/planted.c", changed.c)
     rest = rest:gsub("%S+$", "planted")
   end
   local lines = {}
@@ -109,7 +97,7 @@ function M.plant(folder, kernel, body, rest, alone)
     if is then of = rest end
     if of then lines[#lines + 1] = ("%s %s %s\n"):format(k.symbol, k.module, of) end
   end
-  write(folder .. "/index", table.concat(lines))
+  process.write(folder .. "/index", table.concat(lines))
 end
 
 return M
