@@ -228,6 +228,14 @@ describe("a whole job #mpi", function()
     assert.are.equal(1, select(2, job.stderr:gsub("boom", "")), job.stderr)
   end)
 
+  it("leaves the word to a script that says what is wrong with its options", function()
+    for _, before in ipairs { "", "require 'moonshard'.dist.barrier()" } do
+      local job = ranks.run(2, before .. " require 'moonshard.run.cli'.stop('tune', 'no file')")
+      assert.are.equal(2, job.code, job.stderr)
+      assert.are.equal("tune: no file\n", (job.stderr:gsub("%-%-%-.*", "")))         -- mpirun's own text is framed
+    end
+  end)
+
   it("prints each collective if MOONSHARD_DEBUG asks for it", function()
     for level, printed in pairs { off = 0, info = 2, detail = 2 } do
       local job = ranks.run(2, [[ local ms = require "moonshard" ms.dist.all_reduce(ms.ones(3)) ]],

@@ -16,14 +16,21 @@ function M.launched()
   return launch.rank, launch.world
 end
 
---- Ends this process; to be called on every rank. Rank 0 prints the reason. The first rank that ends ends the job, so
---- the others wait until it has.
+--- Ends this process; to be called on every rank. Rank 0 prints the reason. The ranks join, if they have not yet, and
+--- leave in order, so that none of them reports that another one has ended.
 ---@param script string  the script's name in messages
 ---@param format string  for string.format, with the arguments that follow
 function M.stop(script, format, ...)
   local rank, world = M.launched()
-  if rank == 0 then io.stderr:write(("%s: %s\n"):format(script, format:format(...)))
-  elseif world > 1 then ffi.C.usleep(1e6) end
+  if rank == 0 then io.stderr:write(("%s: %s\n"):format(script, format:format(...))) end
+  local ordered = world > 1 and pcall(function()
+    local dist = require "moonshard.dist"
+    -- mpirun's SIGTERM to the ranks that have not ended yet is no news.
+    require "moonshard.core.ffi".lib.ms_catch_checkpoint_signals(1)
+    if not dist.is_initialized() then dist.init() end
+    dist.finalize()
+  end)
+  if rank > 0 and not ordered then ffi.C.usleep(1e6) end -- the first rank that ends ends the job
   os.exit(2, true)
 end
 
