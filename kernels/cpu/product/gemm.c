@@ -249,7 +249,10 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
 static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
 {
     const ms_gemm *g = w->g;
-    int64_t size = b_size(g), shares = ceil_div(w->then.nc * w->then.kc * size / 64, SHARE), share = shares - 1 - left;
+    int64_t size = b_size(g), shares = ceil_div(w->then.nc * w->then.kc * size / 64, SHARE),
+            groups = ceil_div(w->mb, w->group), share;
+    if (shares > groups) shares = groups;
+    share = shares - 1 - left;
     bool rows = g->b_cs == 1;
     gemm_ahead f = { 0 };
     if (share < 0 || (!rows && g->b_rs != 1)) return f;
