@@ -171,6 +171,14 @@ function process.read(path)
   return text or ""                                                 -- nil: a file of /proc whose process has just ended
 end
 
+--- What a command of the shell prints.
+function process.output(command)
+  local f = assert(io.popen(command))
+  local text = f:read "*a"
+  f:close()
+  return text
+end
+
 function process.write(path, text)
   local f = assert(io.open(path, "wb"))
   f:write(text)

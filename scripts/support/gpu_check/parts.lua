@@ -6,12 +6,7 @@ local process = require "spec.support.process"
 local M = {}
 
 local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
-local function output(line)
-  local f = io.popen(line .. " 2>/dev/null")
-  local text = f:read "*a"
-  f:close()
-  return text
-end
+local function output(line) return process.output(line .. " 2>/dev/null") end
 local function build()
   local folder = os.getenv "MOONSHARD_BUILD" or "build"
   return folder:sub(1, 1) == "/" and folder or process.root .. "/" .. folder

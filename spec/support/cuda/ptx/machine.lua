@@ -4,6 +4,8 @@
 --- kernels/cuda, or of these. Prints where they differ, and spills. Unrolled loops have more of them, merged branches
 --- and accesses fewer; a kernel without one where the PTX has some is a fault, as is a spill. Status 1: faults; 3:
 --- there is no cuobjdump (CUDA's toolkit has it, and PyPI: nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm).
+package.path = "./?.lua;" .. package.path
+local output = require "spec.support.process".output
 local M = {}
 
 --- The kinds: patterns of their opcodes in PTX and in machine code; `own`: ptxas has uses of its own for them.
@@ -86,13 +88,6 @@ function M.compare(ptx, machine)
   end
   if machine.spill and not ptx.depot then faults[#faults + 1] = ("%d spills"):format(machine.spill) end
   return faults, others
-end
-
-local function output(command)
-  local f = assert(io.popen(command))
-  local text = f:read "*a"
-  f:close()
-  return text
 end
 
 --- The command cuobjdump, or nil.

@@ -4,7 +4,9 @@
 --- compiles FOLDER/LIBRARY.c, with --all whatever is not compiled, in parallel, with --module translates one file. A
 --- kernel's C is named by its hash, so it is compiled once.
 local source = arg[0]:match "^(.*)/"
-package.path = source .. "/?.lua;" .. package.path
+local root = source .. "/../../../.."
+package.path = ("%s/?.lua;%s/?.lua;%s"):format(source, root, package.path)
+local output = require "spec.support.process".output
 
 local folder, what = arg[1], arg[2]
 -- Contraction is off, as a PTX instruction rounds once; words of memory may be of any type; integers wrap around.
@@ -21,12 +23,6 @@ local function write(path, text)
   f:write(text)
   f:close()
   os.rename(path .. ".new", path)
-end
-local function output(command)
-  local f = assert(io.popen(command))
-  local text = f:read "*a"
-  f:close()
-  return text
 end
 local function run(command)
   if os.execute(command) == 0 then return end
@@ -89,7 +85,6 @@ end
 
 -- A compiler cache gives objects without PTX: then it is made now. A file of PTX with a key is up to date.
 local function complete()
-  local root = source .. "/../../../.."
   for name in output(("find '%s/kernels/cuda' -name '*.cu'"):format(root)):gmatch "([%w_]+)%.cu\n" do
     if not read(("%s/../sm_90/%s.key"):format(folder, name)) then
       run(("'%s/scripts/bench/support/ptx.sh' '%s/../sm_90' %s"):format(root, folder, name))
