@@ -12,7 +12,7 @@
 constexpr int WIDE = 8;
 
 // UNROLL: written before a loop over an array in registers; without it nvcc may keep the array in local memory. ROLLED:
-// keeps nvcc from unrolling a loop.
+// keeps nvcc from unrolling a loop, such as those over few dimensions, whose four copies would hardly run.
 #ifdef MS_EMULATED
 #define UNROLL
 #define ROLLED
@@ -173,6 +173,7 @@ template <class S> static __device__ __forceinline__ void move_pack(S *to, const
 static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shape, const int64_t *stride)
 {
     int64_t at = 0;
+    ROLLED
     for (int d = n - 1; d >= 0; d--) {
         if (d == 0) return at + i * stride[0];
         int64_t q = i / shape[d];

@@ -59,6 +59,7 @@ template <class V> __global__ void turn_kernel(strided l, tiles n)
     int nd = l.ndim;
     const char *from = l.data[1];
     char *to = l.data[0];
+    ROLLED
     for (int d = nd - 3; d >= 0; d--) {
         int64_t k = rest % l.shape[d];
         rest /= l.shape[d];
@@ -162,22 +163,37 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
 
 // ---- fills ----
 
-template <class T> __global__ void fill_kernel(strided l, T v)
+// V: an unsigned integer of the elements' size.
+template <class V> static __device__ __forceinline__ void fill_pack(V *p, int n, V v)
+{
+    if constexpr (sizeof(V) > 1) {
+        if (n == WIDE && is_wide(p)) {
+            union {
+                V one[16 / sizeof(V)];
+                uint4 all;
+            } u;
+            UNROLL
+            for (int j = 0; j < (int)(16 / sizeof(V)); j++) u.one[j] = v;
+            UNROLL
+            for (int k = 0; k < WORDS<V>; k++) put((uint4 *)p + k, u.all);
+            return;
+        }
+    }
+    UNROLL
+    for (int j = 0; j < WIDE; j++)
+        if (j < n) p[j] = v;
+}
+template <class V> __global__ void fill_kernel(strided l, V v)
 {
     int64_t i = GLOBAL_INDEX * WIDE;
     if (i >= l.numel) return;
     int n = l.numel - i < WIDE ? (int)(l.numel - i) : WIDE;
-    if (l.dense) {
-        T all[WIDE];
-        UNROLL
-        for (int j = 0; j < WIDE; j++) all[j] = v;
-        store_lanes<T>(l, i, n, all);
-    } else
-        for (int j = 0; j < n; j++) {
-            int64_t at;
-            place<1>(l, i + j, &at);
-            value<T>::store(l.dtype[0], l.data[0] + at, v);
-        }
+    if (l.dense) return fill_pack((V *)l.data[0] + i, n, v);
+    for (int j = 0; j < n; j++) {
+        int64_t at;
+        place<1>(l, i + j, &at);
+        *(V *)(l.data[0] + at) = v;
+    }
 }
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
 {
@@ -192,10 +208,18 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
     const ms_tensor *x[] = { t };
     strided l = strided_of(1, x);
     grid g = grid_of(up(l.numel, WIDE));
-    if (t->dtype == MS_BOOL) v = v != 0;
-    if (t->dtype == MS_F64) return launch("fill", index, fill_kernel<double>, g.blocks, g.threads, l, v);
-    if (t->dtype <= MS_BF16) return launch("fill", index, fill_kernel<float>, g.blocks, g.threads, l, (float)v);
-    return launch("fill", index, fill_kernel<int64_t>, g.blocks, g.threads, l, (int64_t)v);
+    uint64_t bits = (uint64_t)(int64_t)(t->dtype == MS_BOOL ? v != 0 : t->dtype > MS_BF16 ? v : 0);
+    float f = (float)v;
+    if (t->dtype == MS_F64) memcpy(&bits, &v, sizeof v);
+    if (t->dtype == MS_F32) memcpy(&bits, &f, sizeof f);
+    if (t->dtype == MS_F16) bits = ms_float_to_f16(f).bits;
+    if (t->dtype == MS_BF16) bits = ms_float_to_bf16(f).bits;
+    switch (l.size[0]) {
+    case 1: return launch("fill", index, fill_kernel<uint8_t>, g.blocks, g.threads, l, (uint8_t)bits);
+    case 2: return launch("fill", index, fill_kernel<uint16_t>, g.blocks, g.threads, l, (uint16_t)bits);
+    case 4: return launch("fill", index, fill_kernel<uint32_t>, g.blocks, g.threads, l, (uint32_t)bits);
+    default: return launch("fill", index, fill_kernel<uint64_t>, g.blocks, g.threads, l, bits);
+    }
 }
 
 // ---- positions ----
@@ -215,7 +239,7 @@ __global__ void arange_kernel(strided l, progression p)
         float v[WIDE];
         UNROLL
         for (int j = 0; j < WIDE; j++) v[j] = (float)(p.first + (double)(k + j) * p.step);
-        store_lanes<float>(l, k, n, v);
+        store_lanes(l, k, n, v);
         return;
     }
     for (int j = 0; j < n; j++)
@@ -236,21 +260,19 @@ struct triangle {
     int64_t rows, cols, k;
     bool lower;
 };
-__global__ void triangle_kernel(strided l, triangle t)
+template <class V> __global__ void triangle_kernel(int64_t numel, V *out, triangle t)
 {
     int64_t i = GLOBAL_INDEX * WIDE;
-    if (i >= l.numel) return;
-    int n = l.numel - i < WIDE ? (int)(l.numel - i) : WIDE, cleared = 0;
+    if (i >= numel) return;
+    int n = numel - i < WIDE ? (int)(numel - i) : WIDE, cleared = 0;
     for (int j = 0; j < n; j++) {
         int64_t row = (i + j) / t.cols % t.rows, col = (i + j) % t.cols;
         bool stays = t.lower ? col <= row + t.k : col >= row + t.k;
         cleared |= !stays << j;
     }
-    const float zeros[WIDE] = {};
-    if (cleared == (1 << WIDE) - 1 && l.dense) store_lanes<float>(l, i, n, zeros);
-    else
-        for (int j = 0; j < n; j++)
-            if (cleared >> j & 1) store<float>(l.dtype[0], l.data[0], i + j, 0);
+    if (cleared == (1 << WIDE) - 1) return fill_pack(out + i, n, (V)0);
+    for (int j = 0; j < n; j++)
+        if (cleared >> j & 1) out[i + j] = 0;
 }
 static ms_status keep_triangle(ms_call *c, bool lower)
 {
@@ -258,9 +280,16 @@ static ms_status keep_triangle(ms_call *c, bool lower)
     if (o->numel == 0) return MS_OK;
     MS_TRY(ms__cuda_copy_tensor(o, c->in[0]));
     triangle t = { o->shape[o->ndim - 2], o->shape[o->ndim - 1], c->n_i ? c->i[0] : 0, lower };
-    const ms_tensor *x[] = { o };
     grid g = grid_of(up(o->numel, WIDE));
-    return launch(c->op->name, index_of(o), triangle_kernel, g.blocks, g.threads, strided_of(1, x), t);
+#define CLEAR(V) \
+    return launch(c->op->name, index_of(o), triangle_kernel<V>, g.blocks, g.threads, o->numel, (V *)ms__data(o), t)
+    switch (ms__dtype_size(o->dtype)) {
+    case 1: CLEAR(uint8_t);
+    case 2: CLEAR(uint16_t);
+    case 4: CLEAR(uint32_t);
+    default: CLEAR(uint64_t);
+    }
+#undef CLEAR
 }
 static ms_status run_tril(ms_call *c) { return keep_triangle(c, true); }
 static ms_status run_triu(ms_call *c) { return keep_triangle(c, false); }
@@ -289,6 +318,7 @@ struct reduction {
 template <class L> static __device__ inline int part_of(const L &l, int n, int64_t b)
 {
     int k = 0;
+    ROLLED
     while (k + 1 < n && l.block[k + 1] <= b) k++;
     return k;
 }
@@ -339,7 +369,9 @@ template <class T, class A, bool logical> __global__ void ranks_kernel(const __g
     int64_t last = end < n ? end : n, i = first;
     if constexpr (has_wide<T>) {
         bool wide = true;
+        ROLLED
         for (int r = 0; r < l.n_ranks; r++) wide = wide && is_wide(src[r]);
+        ROLLED
         for (int d = 0; d < l.n_dst; d++) wide = wide && is_wide(dst[d]);
         if (wide) {
             int64_t rest = first + (last > first ? (last - first) / WIDE * WIDE : 0);
@@ -353,6 +385,7 @@ template <class T, class A, bool logical> __global__ void ranks_kernel(const __g
                 }
                 UNROLL
                 for (int j = 0; j < WIDE; j++) sum[j] = finish(l, sum[j]);
+                ROLLED
                 for (int d = 0; d < l.n_dst; d++) store_wide((T *)dst[d] + i, sum);
             }
             i = rest;
@@ -363,10 +396,11 @@ template <class T, class A, bool logical> __global__ void ranks_kernel(const __g
         A sum = E::load((const T *)src[0] + i);
         for (int r = 1; r < l.n_ranks; r++) sum = combine<A, logical>(l.how, sum, E::load((const T *)src[r] + i));
         sum = finish(l, sum);
+        ROLLED
         for (int d = 0; d < l.n_dst; d++) E::store((T *)dst[d] + i, sum);
     }
-    for (i = (first > n ? first : n) + threadIdx.x; i < end && i < n + l.zeros[k]; i += BLOCK)
-        for (int d = 0; d < l.n_dst; d++) element<T, A, logical>::store((T *)dst[d] + i, (A)0);
+    for (i = (first > n ? first : n) + threadIdx.x; i < end && i < n + l.zeros[k]; i += BLOCK) ROLLED
+    for (int d = 0; d < l.n_dst; d++) element<T, A, logical>::store((T *)dst[d] + i, (A)0);
 }
 
 static ms_status launch_reduction(int index, int dtype, const reduction &l, int64_t blocks)

@@ -272,14 +272,74 @@ template <class T> struct value {
     }
 };
 
-// Element i of contiguous memory.
+// Values of the dtypes that are computed as T: float32 and half types as float, these and float64 as double, integers
+// and bool as int64. store_truth: results of these dtypes or, of a comparison, bool.
+template <class T> struct own_value {
+    static __device__ inline T load(int dtype, const void *p)
+    {
+        if constexpr (std::is_integral_v<T>) {
+            switch (dtype) {
+            case MS_I64: return *(const int64_t *)p;
+            case MS_I32: return *(const int32_t *)p;
+            case MS_I16: return *(const int16_t *)p;
+            case MS_I8: return *(const int8_t *)p;
+            default: return *(const uint8_t *)p;
+            }
+        } else {
+            if constexpr (sizeof(T) == 8) {
+                if (dtype == MS_F64) return *(const double *)p;
+            }
+            switch (dtype) {
+            case MS_F16: return ms_f16_to_float(*(const ms_f16 *)p);
+            case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
+            default: return *(const float *)p;
+            }
+        }
+    }
+    static __device__ inline void store(int dtype, void *p, T v)
+    {
+        if constexpr (std::is_integral_v<T>) {
+            switch (dtype) {
+            case MS_I64: *(int64_t *)p = v; break;
+            case MS_I32: *(int32_t *)p = (int32_t)v; break;
+            case MS_I16: *(int16_t *)p = (int16_t)v; break;
+            case MS_BOOL: *(uint8_t *)p = v != 0; break;
+            default: *(uint8_t *)p = (uint8_t)v;  // also int8
+            }
+        } else {
+            if constexpr (sizeof(T) == 8) {
+                if (dtype == MS_F64) {
+                    *(double *)p = v;
+                    return;
+                }
+            }
+            switch (dtype) {
+            case MS_F16: *(ms_f16 *)p = ms_float_to_f16((float)v); break;
+            case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
+            default: *(float *)p = (float)v;
+            }
+        }
+    }
+    static __device__ inline void store_truth(int dtype, void *p, T v)
+    {
+        if (std::is_floating_point_v<T> && dtype == MS_BOOL) *(uint8_t *)p = v != 0;
+        else store(dtype, p, v);
+    }
+};
+
+// Element i of contiguous memory, of the dtypes of own_value.
 template <class T> static __device__ inline T load(int dtype, const void *p, int64_t i)
 {
-    return value<T>::load(dtype, (const char *)p + i * ms__dtype_size(dtype));
+    return own_value<T>::load(dtype, (const char *)p + i * ms__dtype_size(dtype));
 }
 template <class T> static __device__ inline void store(int dtype, void *p, int64_t i, T v)
 {
-    value<T>::store(dtype, (char *)p + i * ms__dtype_size(dtype), v);
+    own_value<T>::store(dtype, (char *)p + i * ms__dtype_size(dtype), v);
+}
+// Position i of a list of positions, which are int64 or int32.
+static __device__ inline int64_t load_position(int dtype, const void *p, int64_t i)
+{
+    return dtype == MS_I32 ? ((const int32_t *)p)[i] : ((const int64_t *)p)[i];
 }
 
 // ---- inside a block: sums and maxima over its threads in a fixed tree; every thread gets the result ----

@@ -54,22 +54,22 @@ template <class T> struct formula;
 
 // ---- kernels ----
 
-template <class T> static __device__ __forceinline__ void dense(const strided &l, int code, T s, T t)
+static __device__ __forceinline__ void dense(const strided &l, int code, float s, float t)
 {
     int64_t i = GLOBAL_INDEX * WIDE;
     if (i >= l.numel) return;
     int n = l.numel - i < WIDE ? (int)(l.numel - i) : WIDE;
-    T a[WIDE] = {}, b[WIDE] = {}, c[WIDE] = {}, o[WIDE];
-    if (l.n > 1) load_lanes<T>(l, 1, i, n, a);
-    if (l.n > 2) load_lanes<T>(l, 2, i, n, b);
-    if (l.n > 3) load_lanes<T>(l, 3, i, n, c);
+    float a[WIDE] = {}, b[WIDE] = {}, c[WIDE] = {}, o[WIDE];
+    if (l.n > 1) load_lanes(l, 1, i, n, a);
+    if (l.n > 2) load_lanes(l, 2, i, n, b);
+    if (l.n > 3) load_lanes(l, 3, i, n, c);
     UNROLL
-    for (int j = 0; j < WIDE; j++) o[j] = formula<T>::apply(code, a[j], b[j], c[j], s, t);
-    store_lanes<T>(l, i, n, o);
+    for (int j = 0; j < WIDE; j++) o[j] = formula<float>::apply(code, a[j], b[j], c[j], s, t);
+    store_lanes(l, i, n, o);
 }
 // Kernels for formula CODE, and for any formula.
-template <class T, int CODE> __global__ void dense_kernel(strided l, T s, T t) { dense<T>(l, CODE, s, t); }
-template <class T> __global__ void dense_any_kernel(strided l, int code, T s, T t) { dense<T>(l, code, s, t); }
+template <int CODE> __global__ void dense_kernel(strided l, float s, float t) { dense(l, CODE, s, t); }
+__global__ void dense_any_kernel(strided l, int code, float s, float t) { dense(l, code, s, t); }
 
 // A thread computes EACH elements; neighbouring threads compute neighbouring elements. A thread loads all its elements
 // of 2 and 4 bytes before it converts the first, so that it waits for memory once.
@@ -83,7 +83,12 @@ template <class T> struct gathered {
         const char *p = l.data[k] + at;
         if (l.size[k] == 2) two[j] = *(const uint16_t *)p;
         else if (l.size[k] == 4) four[j] = *(const uint32_t *)p;
-        else v[j] = value<T>::load(l.dtype[k], p);
+        else switch (l.dtype[k]) {
+            case MS_F64: v[j] = convert<T>(*(const double *)p); break;
+            case MS_I64: v[j] = convert<T>(*(const int64_t *)p); break;
+            case MS_I8: v[j] = *(const int8_t *)p; break;
+            default: v[j] = *(const uint8_t *)p;
+            }
     }
     __device__ __forceinline__ T get(const strided &l, int k, int j) const
     {
@@ -118,7 +123,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 3 : 2) strided_kernel(st
         if (first + j * blockDim.x < l.numel) {
             T o = formula<T>::apply(code, l.n > 1 ? a.get(l, 1, j) : 0, l.n > 2 ? b.get(l, 2, j) : 0,
                                     l.n > 3 ? c.get(l, 3, j) : 0, s, t);
-            value<T>::store(l.dtype[0], l.data[0] + to[j], o);
+            own_value<T>::store_truth(l.dtype[0], l.data[0] + to[j], o);
         }
 }
 // A thread computes one element.
@@ -128,8 +133,8 @@ template <class T> __global__ void gamma_kernel(strided l, int code, T s)
     if (i >= l.numel) return;
     place<MAX_OPERANDS>(l, i, at);
     T a = value<T>::load(l.dtype[1], l.data[1] + at[1]), b = 0;
-    if (l.n > 2) b = value<T>::load(l.dtype[2], l.data[2] + at[2]);
-    value<T>::store(l.dtype[0], l.data[0] + at[0], formula<T>::template apply<true>(code, a, b, 0, s, 0));
+    if (l.n > 2) b = own_value<T>::load(l.dtype[2], l.data[2] + at[2]);
+    own_value<T>::store(l.dtype[0], l.data[0] + at[0], formula<T>::template apply<true>(code, a, b, 0, s, 0));
 }
 
 // ---- launches ----
@@ -153,11 +158,11 @@ static ms_status run_dense(const char *what, int index, const strided &l, int co
     grid g = grid_of(up(l.numel, WIDE));
     switch (code) {
 #define HOT(name) \
-    case F_##name: return launch(what, index, dense_kernel<float, F_##name>, g.blocks, g.threads, l, s, t);
+    case F_##name: return launch(what, index, dense_kernel<F_##name>, g.blocks, g.threads, l, s, t);
         HOT(add) HOT(mul) HOT(mul_scalar) HOT(add_scaled) HOT(gelu_tanh) HOT(bwd_gelu_tanh)
 #undef HOT
     }
-    return launch(what, index, dense_any_kernel<float>, g.blocks, g.threads, l, code, s, t);
+    return launch(what, index, dense_any_kernel, g.blocks, g.threads, l, code, s, t);
 }
 
 template <class T> static ms_status run_typed(const char *what, int index, const strided &l, const chosen &f)
@@ -324,8 +329,8 @@ template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, i
     int n = l.numel - i < WIDE ? (int)(l.numel - i) : WIDE;
     float a[WIDE], b[WIDE];
     bool yes = true;
-    load_lanes<float>(l, 1, i, n, a);
-    load_lanes<float>(l, 2, i, n, b);
+    load_lanes(l, 1, i, n, a);
+    load_lanes(l, 2, i, n, b);
     UNROLL
     for (int j = 0; j < WIDE; j++) yes = yes && (j >= n || is_same_element(by, CODE, a[j], b[j]));
     if (!yes) atomicAnd(same, 0);
@@ -336,7 +341,7 @@ __global__ void all_kernel(strided l, comparison by, int *same)
     if (i >= l.numel) return;
     place<3>(l, i, at);
     const char *p = l.data[1] + at[1], *q = l.data[2] + at[2];
-    bool yes = by.exact_integers ? value<int64_t>::load(l.dtype[1], p) == value<int64_t>::load(l.dtype[2], q)
+    bool yes = by.exact_integers ? own_value<int64_t>::load(l.dtype[1], p) == own_value<int64_t>::load(l.dtype[2], q)
                                  : is_same_element(by, by.code, value<double>::load(l.dtype[1], p),
                                                    value<double>::load(l.dtype[2], q));
     if (!yes) atomicAnd(same, 0);

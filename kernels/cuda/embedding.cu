@@ -17,7 +17,7 @@ struct positions {
 // The k-th element of ids. If it is out of range: records the error and returns -1.
 static __device__ inline int64_t position(const positions &q, int64_t k)
 {
-    int64_t at = load<int64_t>(q.id_type, q.ids, k);
+    int64_t at = load_position(q.id_type, q.ids, k);
     if (at >= 0 && at < q.limit) return at;
     complain(q.errors, q.complaint, at, q.limit);
     return -1;
@@ -91,7 +91,7 @@ struct read_id {
     positions q;
     __device__ entry operator()(int64_t k) const
     {
-        int64_t id = load<int64_t>(q.id_type, q.ids, k * q.step);
+        int64_t id = load_position(q.id_type, q.ids, k * q.step);
         return { (int32_t)(id >= 0 && id < q.limit ? id : q.limit), (int32_t)k };
     }
 };
@@ -252,6 +252,7 @@ template <class T> __global__ void index_kernel(job q, int how)
         i /= q.length;
     }
     int64_t x = 0, y = 0, p = 0;
+    ROLLED
     for (int d = q.ndim - 1; d >= 0; d--) {
         int64_t r = i % q.shape[d];
         i /= q.shape[d];
@@ -272,7 +273,7 @@ struct read_place {
     __device__ entry operator()(int64_t i) const
     {
         int64_t line = i / q.length, k = i - line * q.length;
-        int64_t at = load<int64_t>(q.id_type, q.ids, offset_of(line, q.ndim, q.shape, q.p) + k * q.step);
+        int64_t at = load_position(q.id_type, q.ids, offset_of(line, q.ndim, q.shape, q.p) + k * q.step);
         bool fits = at >= 0 && at < q.limit;
         return { (int32_t)(fits ? line * q.limit + at : q.lines * q.limit), (int32_t)i };
     }

@@ -220,7 +220,7 @@ template <class W> static __device__ inline void finish_one(const fold_result<W>
     case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
     case PLUS_LOG: v = (W)(e.more[m] + ms_log_f64((double)v)); break;
     }
-    store<W>(r.t.dtype, r.t.out, m, v);
+    own_value<W>::store_truth(r.t.dtype, (char *)r.t.out + m * ms__dtype_size(r.t.dtype), v);
 }
 template <class W>
 static __device__ inline void put_result(const fold_result<W> &r, const fold_plan &p, int64_t s, int64_t m, W v)
@@ -275,7 +275,7 @@ template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, fold_resu
     double parameter = parameter_of(f, m);
     W a = fold<W>::begin(f.kind);
     for (int64_t k = part.from + threadIdx.x; k < part.to; k += BLOCK)
-        a = fold_in<W>(f, a, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
+        a = fold_in<W>(f, a, own_value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
                        p.dtype != MS_F64);
     shared[threadIdx.x] = a;
     __syncthreads();
@@ -336,7 +336,7 @@ template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, fold_r
     double parameter = parameter_of(f, m);
     W a = fold<W>::begin(f.kind);
     for (int64_t k = part.from; k < part.to; k++)
-        a = fold_in<W>(f, a, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
+        a = fold_in<W>(f, a, own_value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
                        p.dtype != MS_F64);
     put_result(r, p, s, m, a);
 }

@@ -59,7 +59,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     constexpr bool A = KEEPS & 1, B = KEEPS & 2, C = KEEPS & 4;
     T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS + 1];
     S *p = (S *)j.p;
-    T *m = (T *)j.master;  // used if S is a half type; may be NULL
+    T *m = sizeof(S) == 2 ? (T *)j.master : NULL;
     const S *g = (const S *)j.g;
     for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.
@@ -70,11 +70,11 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     if constexpr (!std::is_same_v<S, double>) {
         for (int64_t k = first + (int64_t)threadIdx.x * N; k < rest; k += BLOCK * N) {
             T x[N], d[N], u[WIDE], v[WIDE], w[WIDE];
-            if (sizeof(S) == 2 && m) load_wide(m + k, x);
+            if (m) load_wide(m + k, x);
             else load_wide(p + k, x);
             load_wide(g + k, d);
             if constexpr (!KEEPS) {
-                if (sizeof(S) == 2 && m) load_wide(m + k + WIDE, x + WIDE);
+                if (m) load_wide(m + k + WIDE, x + WIDE);
                 else load_wide(p + k + WIDE, x + WIDE);
                 load_wide(g + k + WIDE, d + WIDE);
             }
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
                 x[l] = FORMULA(x[l], f[MS_OPTIM_SIGN] * d[l], A ? &u[l] : NULL, B ? &v[l] : NULL, C ? &w[l] : NULL, f);
             store_wide(p + k, x);
             if constexpr (!KEEPS) store_wide(p + k + WIDE, x + WIDE);
-            if (sizeof(S) == 2 && m) {
+            if (m) {
                 store_wide(m + k, x);
                 if constexpr (!KEEPS) store_wide(m + k + WIDE, x + WIDE);
             }
@@ -156,6 +156,7 @@ static __device__ inline double norm_of(const clip_norm &norm)
     double total = norm.total;
     if (norm.sums) {
         total = 0;
+        ROLLED
         for (int k = 0; k < norm.owners; k++) total = fold_part(total, norm.sums[k], norm.p);
         total = norm.p - norm.p != 0 || norm.p == 1 ? total
                 : norm.p == 2                       ? ms_sqrt_f64(total)
@@ -277,6 +278,7 @@ __global__ void norm_join_kernel(int64_t pieces, double p, const double *sums, c
 {
     __shared__ double shared[BLOCK];
     double sum = 0;
+    ROLLED
     for (int64_t k = threadIdx.x; k < pieces; k += BLOCK)
         if (owners[k] == (int)blockIdx.x) sum = fold_part(sum, sums[k], p);
     sum = fold_block(sum, p, shared);
@@ -355,6 +357,7 @@ __global__ void unscale_until_kernel(ms_norm_job j, const ms_norm_part *list, co
     __shared__ double shared[BLOCK];
     const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
     double most = 0;
+    ROLLED
     for (int k = threadIdx.x; k < j.owners && (blockIdx.x == 0 || k <= t.owner); k += BLOCK)
         if (sums[k] - sums[k] != 0) most = k <= t.owner ? 2 : most > 1 ? most : 1;
     most = block_max(most, shared);
@@ -464,6 +467,7 @@ __global__ void choose_kernel(ms_optim_choice c)
     uint32_t made = c.tally.there->value;
     int64_t at = (int32_t)(made - c.sets->base), depth = c.sets->depth;
     at = at < 0 ? 0 : at < depth ? at : depth - 1;
+    ROLLED
     for (int k = threadIdx.x; depth > 0 && k < c.n * FACTORS; k += BLOCK) {
         int job = k / FACTORS, f = k % FACTORS;
         c.jobs[job].factors[f] = c.factors[(c.group[job] * depth + at) * FACTORS + f];

@@ -54,6 +54,12 @@ static __device__ inline void draw_integers(const draw &d, const rng &r, int64_t
 // one lower, so the first thread begins at -1: out[0] uses the second half of its block of words, and the first
 // half is unused.
 static __device__ inline int64_t first_word_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
+// Stores element i: a double in a tensor of float64, an integer in one of any dtype.
+static __device__ inline void put_drawn(const draw &d, int64_t i, double v) { ((double *)d.out)[i] = v; }
+static __device__ inline void put_drawn(const draw &d, int64_t i, int64_t v)
+{
+    value<int64_t>::store(d.dtype, (char *)d.out + i * ms__dtype_size(d.dtype), v);
+}
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {
     int64_t k = first_word_of(d);
@@ -62,7 +68,7 @@ template <class T, class F> static __device__ __forceinline__ void draw_each(con
         T v[2];
         make(d, r, k + j, v);
         for (int h = 0; h < 2; h++)
-            if (k + j + h >= 0 && k + j + h < d.n) store<T>(d.dtype, d.out, k + j + h, v[h]);
+            if (k + j + h >= 0 && k + j + h < d.n) put_drawn(d, k + j + h, v[h]);
     }
 }
 // S: float or a half type: the type of the elements; int64_t or double: the type of the computation, whose results are

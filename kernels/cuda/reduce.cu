@@ -116,7 +116,7 @@ template <class W> __global__ void find_kernel(fold_plan p, int width, const W *
     const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
     W w = wide[m];
     for (int64_t k = part.from + (int64_t)threadIdx.x % width; k < part.to && found == INT64_MAX; k += width) {
-        W v = value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride));
+        W v = own_value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride));
         if ((v == w) | ((v != v) & (w != w))) found = k;
     }
     if (width > 1) found = -group_max(-found, BLOCK, shared);
@@ -216,12 +216,12 @@ template <class W> struct any_elements {
     static __device__ inline void load(const line_data &d, const char *line, int64_t at, int64_t n, element *v)
     {
         for (int e = 0; e < WIDE; e++)
-            v[e] = at + e >= 0 && at + e < n ? (element)value<W>::load(d.dtype, line + (at + e) * d.step) : 0;
+            v[e] = at + e >= 0 && at + e < n ? (element)own_value<W>::load(d.dtype, line + (at + e) * d.step) : 0;
     }
     static __device__ inline void store(const line_data &d, char *line, int64_t at, int64_t n, const element *v)
     {
         for (int e = 0; e < WIDE; e++)
-            if (at + e >= 0 && at + e < n) value<W>::store(d.dtype, line + (at + e) * d.step, (W)v[e]);
+            if (at + e >= 0 && at + e < n) own_value<W>::store(d.dtype, line + (at + e) * d.step, (W)v[e]);
     }
 };
 // A scan of lines that are divided into segments, one block of threads per segment; `back`: from the line's end.
@@ -302,8 +302,8 @@ template <class W> __global__ void scan_lines_kernel(lines l, line_data from, li
     W total = 0;
     for (int64_t j = 0; j < l.length; j++) {
         int64_t k = back ? l.length - 1 - j : j;
-        total = add_wrapping(total, value<W>::load(from.dtype, x + k * from.step));
-        value<W>::store(to.dtype, o + k * to.step, total);
+        total = add_wrapping(total, own_value<W>::load(from.dtype, x + k * from.step));
+        own_value<W>::store(to.dtype, o + k * to.step, total);
     }
 }
 template <class E>

@@ -53,6 +53,7 @@ static __device__ inline channel_part channel_part_of(const channel_parts &p)
 static __device__ inline double join_parts(const double *parts, int64_t n)
 {
     double sum = 0;
+    ROLLED
     for (int64_t s = threadIdx.x % 32; s < n; s += 32) sum += parts[s];
     return warp_sum(sum);
 }

@@ -70,6 +70,7 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
     for (int k = 0; k < N; k++) at[k] = 0;
     if (l.numel <= 0x7fffffff) {
         uint32_t rest = (uint32_t)i;
+        ROLLED
         for (int d = l.ndim - 1; d >= 0; d--) {
             uint32_t size = (uint32_t)l.shape[d], q = rest / size, r = rest - q * size;
             UNROLL
@@ -77,6 +78,7 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
             rest = q;
         }
     } else {
+        ROLLED
         for (int d = l.ndim - 1; d >= 0; d--) {
             int64_t q = i / l.shape[d], r = i - q * l.shape[d];
             UNROLL
@@ -88,40 +90,36 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
 
 // Loads elements i .. i + n - 1 of dense operand k (store_lanes: stores those of the output); i is a multiple of WIDE,
 // n at most WIDE.
-template <class T> static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, T *v)
+static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, float *v)
 {
     int64_t r = l.repeat[k];
     if (r == 1) {
-        T one = value<T>::load(l.dtype[k], l.data[k]);
+        float one = value<float>::load(l.dtype[k], l.data[k]);
         UNROLL
         for (int j = 0; j < WIDE; j++) v[j] = one;
         return;
     }
     if (r) i = l.numel <= 0x7fffffff ? (int64_t)((uint32_t)i % (uint32_t)r) : i % r;
     const char *p = l.data[k] + i * l.size[k];
-    if constexpr (std::is_same_v<T, float>) {
-        if (n == WIDE) switch (l.dtype[k]) {
-            case MS_F32: return load_wide((const float *)p, v);
-            case MS_F16: return load_wide((const ms_f16 *)p, v);
-            case MS_BF16: return load_wide((const ms_bf16 *)p, v);
-            }
-    }
+    if (n == WIDE) switch (l.dtype[k]) {
+        case MS_F32: return load_wide((const float *)p, v);
+        case MS_F16: return load_wide((const ms_f16 *)p, v);
+        case MS_BF16: return load_wide((const ms_bf16 *)p, v);
+        }
     UNROLL
-    for (int j = 0; j < WIDE; j++) v[j] = j < n ? value<T>::load(l.dtype[k], p + j * l.size[k]) : 0;
+    for (int j = 0; j < WIDE; j++) v[j] = j < n ? value<float>::load(l.dtype[k], p + j * l.size[k]) : 0;
 }
-template <class T> static __device__ __forceinline__ void store_lanes(const strided &l, int64_t i, int n, const T *v)
+static __device__ __forceinline__ void store_lanes(const strided &l, int64_t i, int n, const float *v)
 {
     char *p = l.data[0] + i * l.size[0];
-    if constexpr (std::is_same_v<T, float>) {
-        if (n == WIDE) switch (l.dtype[0]) {
-            case MS_F32: return store_wide((float *)p, v);
-            case MS_F16: return store_wide((ms_f16 *)p, v);
-            case MS_BF16: return store_wide((ms_bf16 *)p, v);
-            }
-    }
+    if (n == WIDE) switch (l.dtype[0]) {
+        case MS_F32: return store_wide((float *)p, v);
+        case MS_F16: return store_wide((ms_f16 *)p, v);
+        case MS_BF16: return store_wide((ms_bf16 *)p, v);
+        }
     UNROLL
     for (int j = 0; j < WIDE; j++)
-        if (j < n) value<T>::store(l.dtype[0], p + j * l.size[0], v[j]);
+        if (j < n) own_value<float>::store_truth(l.dtype[0], p + j * l.size[0], v[j]);
 }
 
 #endif

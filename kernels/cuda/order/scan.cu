@@ -63,7 +63,7 @@ template <class W> static __device__ inline void write(const scan_job &j, const 
     int64_t to = j.back ? j.n - 1 - k : k;
     W y = result(j.kind, s, read<W>(j, READS, base[READS], k));
     store<W>(j.t[OUT].dtype, j.t[OUT].data, base[OUT] + to * j.t[OUT].step, y);
-    if (j.t[AT].data) store<int64_t>(MS_I64, j.t[AT].data, base[AT] + to * j.t[AT].step, s.at);
+    if (j.t[AT].data) ((int64_t *)j.t[AT].data)[base[AT] + to * j.t[AT].step] = s.at;
 }
 static __device__ inline void bases(const scan_job &j, int64_t line, int64_t *base)
 {

@@ -25,7 +25,8 @@ template <class T> __global__ void search_kernel(search_job j)
         if (after(load<T>(j.dtype, j.sorted, line + middle), v, j.right)) low = middle + 1;
         else high = middle;
     }
-    store<int64_t>(j.out_type, j.o, i, low);
+    if (j.out_type == MS_I32) ((int32_t *)j.o)[i] = (int32_t)low;
+    else ((int64_t *)j.o)[i] = low;
 }
 static ms_status run_searchsorted(ms_call *c)
 {
@@ -51,7 +52,10 @@ struct nonzero_job {
     const void *x;
     int64_t *counts, *o;
 };
-static __device__ inline bool is_there(const nonzero_job &j, int64_t i) { return load<double>(j.dtype, j.x, i) != 0; }
+static __device__ inline bool is_there(const nonzero_job &j, int64_t i)
+{
+    return value<double>::load(j.dtype, (const char *)j.x + i * ms__dtype_size(j.dtype)) != 0;
+}
 __global__ void count_kernel(nonzero_job j)
 {
     __shared__ int64_t shared[WARPS];
@@ -66,6 +70,7 @@ __global__ void place_kernel(nonzero_job j)
     __shared__ int places[BLOCK];
     int t = threadIdx.x;
     int64_t first = blockIdx.x * j.part, last = first + j.part < j.n ? first + j.part : j.n, before = 0;
+    ROLLED
     for (int64_t p = t; p < (int64_t)blockIdx.x; p += BLOCK) before += j.counts[p];
     before = group_sum(before, BLOCK, shared);
     for (int64_t begin = first; begin < last; begin += BLOCK) {

@@ -15,7 +15,7 @@ struct scales {
 };
 template <class T> static __device__ inline T scale_of(const scales &s, int64_t j)
 {
-    return s.data ? load<T>(s.dtype, s.data, j * s.step) : 1;
+    return s.data ? (T)load<double>(s.dtype, s.data, j * s.step) : 1;
 }
 
 // WIDE elements from q on of a row of n elements; elements outside are 0.
@@ -49,10 +49,11 @@ template <class S> __global__ void int8_dots(product p, const int8_t *w, scales 
             for (int e = 0; e < WIDE; e++) sum[r] += v[e] * x[e];
         }
     }
+    T by = scale_of<T>(scale, j), bias = p.bias ? one_of((const S *)p.bias + j) : 0;
     UNROLL
     for (int r = 0; r < ROWS; r++) {
-        T v = warp_sum(sum[r]) * scale_of<T>(scale, j);
-        if (p.bias) v += load<T>(p.c_type, p.bias, j);
+        T v = warp_sum(sum[r]) * by;
+        if (p.bias) v += bias;
         if (threadIdx.x % 32 == 0 && i + r < p.m) store_one((S *)p.c + (i + r) * p.c_rs + j, v);
     }
 }
@@ -77,7 +78,7 @@ template <class S> __global__ void int8_finish(product p, const real_of<S> *sums
     int64_t i = GLOBAL_INDEX / p.n, j = GLOBAL_INDEX % p.n;
     if (i >= p.m) return;
     real_of<S> v = sums[i * p.n + j] * scale_of<real_of<S>>(scale, j);
-    if (p.bias) v += load<real_of<S>>(p.c_type, p.bias, j);
+    if (p.bias) v += one_of((const S *)p.bias + j);
     store_one((S *)p.c + i * p.n + j, v);
 }
 

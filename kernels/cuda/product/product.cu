@@ -97,6 +97,7 @@ template <class T, bool GELU> __global__ void product_kernel(product p, int64_t 
     __shared__ T ta[DEEP][TILE_M + 1], tb[DEEP][TILE_N + 1];
     int64_t block = blockIdx.x, rest = block / (tiles_m * tiles_n), at_a = 0, at_b = 0, at_c = 0;
     int64_t m0 = block / tiles_n % tiles_m * TILE_M, n0 = block % tiles_n * TILE_N;
+    ROLLED
     for (int d = p.nb - 1; d >= 0; d--) {
         int64_t q = rest / p.batch[d], r = rest - q * p.batch[d];
         at_a += r * p.a_bs[d];

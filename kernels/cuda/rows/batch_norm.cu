@@ -75,8 +75,10 @@ static __device__ inline void join_stats(const bn_sizes &z, const double *parts,
 {
     double sum = 0, spread = 0, count = (double)(z.n * z.s);
     auto elements = [&](int64_t s) { return (double)(s + 1 < z.segments ? z.segment : z.n * z.s - s * z.segment); };
+    ROLLED
     for (int64_t s = threadIdx.x % 32; s < z.segments; s += 32) sum += parts[2 * s] * elements(s);
     double m = z.segments > 1 ? warp_sum(sum) / count : parts[0];
+    ROLLED
     for (int64_t s = threadIdx.x % 32; s < z.segments; s += 32)
         spread += parts[2 * s + 1] + elements(s) * (parts[2 * s] - m) * (parts[2 * s] - m);
     *mean = m;
@@ -179,6 +181,7 @@ static __device__ inline void join_sums(const bn_sizes &z, const double *parts, 
     s->sg = s->sgx = 0;
     if (!parts) return;
     parts += 2 * c * z.segments;
+    ROLLED
     for (int64_t k = threadIdx.x % 32; k < z.segments; k += 32) s->sg += parts[2 * k], s->sgx += parts[2 * k + 1];
     s->sg = warp_sum(s->sg), s->sgx = warp_sum(s->sgx);
 }

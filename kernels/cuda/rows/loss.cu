@@ -21,7 +21,7 @@ struct cross {
 // The target class of a row; -1 if the row is ignored, or if the class does not exist (which is recorded as an error).
 static __device__ inline int64_t target_of(const cross &q, int64_t row)
 {
-    int64_t t = load<int64_t>(q.id_type, q.ids, row);
+    int64_t t = load_position(q.id_type, q.ids, row);
     if (t == q.ignore) return -1;
     if (t < 0 || t >= q.n) {
         complain(q.complaint, MS_COMPLAINT_CLASS, t, q.n);
@@ -130,9 +130,11 @@ __global__ void cross_rows_kernel(cross q, row_segments s, const row_sums<real_o
     if (row >= q.rows) return;
     parts += row * s.count;
     row_sums<T> a = { -(T)INFINITY, 0, 0, 0 };
+    ROLLED
     for (int64_t k = lane; k < s.count; k += 32) a.most = larger(a.most, parts[k].most);
     a.most = warp_max(a.most);
     T base = a.most == -(T)INFINITY ? 0 : a.most;
+    ROLLED
     for (int64_t k = lane; k < s.count; k += 32) {
         a.sum += parts[k].sum * exp_of(parts[k].most - base);
         a.all += parts[k].all, a.weights += parts[k].weights;
@@ -177,6 +179,7 @@ __global__ void cross_join_kernel(int n, const double *parts, double *totals, bo
 {
     __shared__ double shared[BLOCK];
     double sum = 0, weight = 0;
+    ROLLED
     for (int k = threadIdx.x; k < n; k += BLOCK) sum += parts[2 * k], weight += parts[2 * k + 1];
     sum = block_sum(sum, shared);
     weight = block_sum(weight, shared);

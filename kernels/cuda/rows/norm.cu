@@ -141,8 +141,10 @@ __global__ void norm_apply_kernel(norm_rows q, norm_segments s, const norm_sums 
     parts += my.row * s.count;
     double sum = 0, spread = 0;
     auto elements = [&](int64_t k) { return (double)(k + 1 < s.count ? s.length : q.n - k * s.length); };
+    ROLLED
     for (int64_t k = threadIdx.x % 32; k < s.count; k += 32) sum += parts[k].a * elements(k);
     double mean = warp_sum(sum) / (double)q.n;
+    ROLLED
     for (int64_t k = threadIdx.x % 32; k < s.count; k += 32)
         spread += parts[k].b + elements(k) * (parts[k].a - mean) * (parts[k].a - mean);
     normalise<S>(q, my, BLOCK, { (T)mean, rstd_of(q, (T)warp_sum(spread)) }, b, y);
@@ -226,6 +228,7 @@ __global__ void norm_dx_kernel(norm_rows r, norm_segments s, const norm_sums *pa
     norm_part my = norm_part_of(r, s);
     parts += my.row * s.count;
     double sq = 0, sh = 0;
+    ROLLED
     for (int64_t k = threadIdx.x % 32; k < s.count; k += 32) sq += parts[k].a, sh += parts[k].b;
     double n = (double)r.n;
     store_dx<S>(r, my, BLOCK, g, to, { (T)(warp_sum(sq) / n), (T)(warp_sum(sh) / n) });
@@ -456,9 +459,9 @@ static ms_status join_norm_parts(const norm_gradients &d, int64_t segments, cons
 
 enum { LONGEST_ROW = 4 * 32 * WIDE };
 #ifdef MS_EMULATED
-enum { FILLING_ROWS = 24 };  // few, so that specs reach both paths
+enum { FILLING_ROWS = 24, MOST_BLOCKS = 4 };  // few, so that specs reach all paths
 #else
-enum { FILLING_ROWS = (int)ENOUGH * (int)WARPS };
+enum { FILLING_ROWS = (int)ENOUGH * (int)WARPS, MOST_BLOCKS = 480 };
 #endif
 #define ROWS_KERNEL(dtype, K)                            \
     ((dtype) == MS_F16    ? norm_rows_kernel<ms_f16, K>  \
@@ -467,7 +470,7 @@ enum { FILLING_ROWS = (int)ENOUGH * (int)WARPS };
 static ms_status short_norm_backward(const norm_gradients &d)
 {
     // Few enough blocks that their parts take about 1 MB at most, because only a few blocks add them up.
-    int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs == 1 ? 480 : packs == 2 ? 240 : 132;
+    int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs <= 2 ? MOST_BLOCKS / packs : MOST_BLOCKS * 11 / 40;
     if (blocks > up(d.q.rows, WARPS)) blocks = up(d.q.rows, WARPS);
     int dtype = d.x->dtype, index = index_of(d.x);
     scratch parts;

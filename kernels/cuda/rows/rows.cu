@@ -136,6 +136,7 @@ template <class S> __global__ void softmax_apply_kernel(split_rows r, const S *x
     row_part my = split_row_part(r);
     exp_sum<T> a = no_exps<T>();
     T v[WIDE];
+    ROLLED
     for (int64_t s = threadIdx.x % 32; s < r.segments; s += 32) {
         exp_sum<double> part = parts[my.row * r.segments + s];
         a = join(a, { (T)part.most, (T)part.sum });
@@ -171,6 +172,7 @@ __global__ void softmax_backward_apply_kernel(split_rows r, const S *g, const S 
     typedef real_of<S> T;
     row_part my = split_row_part(r);
     T sum = 0, v[WIDE], w[WIDE];
+    ROLLED
     for (int64_t s = threadIdx.x % 32; s < r.segments; s += 32) sum += (T)parts[my.row * r.segments + s];
     sum = warp_sum(sum);
     g += my.row * r.n + my.first, y += my.row * r.n + my.first, dx += my.row * r.n + my.first;

@@ -73,7 +73,7 @@ class comparison
     {
         const char *op = kernel_name ? kernel_name : "";
         bool of_double = strstr(symbol, "strided_kernelId");
-        if (of_double || strstr(symbol, "strided_kernelIf") || strstr(symbol, "dense_any_kernelIf"))
+        if (of_double || strstr(symbol, "strided_kernelIf") || strstr(symbol, "dense_any_kernel"))
             return begins(of_double ? OF_DOUBLE : OF_FLOAT, op) || (of_double && strcmp(op, "log") == 0) ? CHAINS
                                                                                                          : EXACT;
         for (const auto &r : ROUNDED)
