@@ -93,6 +93,7 @@ describe("on a GPU #cuda", function()
         function(_, x, w) return F.conv2d(x, w, nil, { padding = 1 }) end)
       same(dtype, { random(200, 3, 3, 3), random(4, 3, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(40, 1, 4, 4), random(4, 1, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
+      same(dtype, { random(80, 1, 1, 7), random(5, 1, 1, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(2, 12, 20) }, function(_, x) return F.fold(x, { 5, 6 }, 2) end)
       same(dtype, { random(2, 3, 5, 6) }, function(_, x) return F.unfold(x, 2) end)
       for _, n in ipairs { 500, 1000 } do
@@ -105,7 +106,7 @@ describe("on a GPU #cuda", function()
     case("norms, softmax, losses and rotations of rows of many lengths, at odd offsets, have the CPU's numbers in " .. dtype,
       function()
       -- An odd offset allows no wide loads; rows are of a thread's, a warp's and several blocks' elements.
-      for _, n in ipairs { 3, 24, 120, 260, 520, 1030, 2050, 4100, 9000 } do
+      for _, n in ipairs { 3, 24, 121, 260, 523, 1000, 1030, 2051, 4100, 9001 } do
         local rows = n > 2000 and 2 or 40
         for _, odd in ipairs { 0, 1 } do
           local function part(x) return odd == 1 and x:narrow(1, 2, n) or x:narrow(1, 1, n) end
@@ -117,7 +118,7 @@ describe("on a GPU #cuda", function()
             return F.layer_norm(wide(t), { n }, part(w), part(b))
           end)
           same(dtype, { x, random(n + 1) }, function(_, t, w) return F.layer_norm(wide(t), { n }, part(w)) end)
-          same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end)
+          same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) + wide(t) end)
           same(dtype, { x }, function(_, t) return F.rms_norm(wide(t), { n }) end)
           same(dtype, { x }, function(_, t) return wide(t):softmax(2) end)
           same(dtype, { x }, function(_, t) return wide(t):log_softmax(2) end)

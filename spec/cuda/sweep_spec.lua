@@ -1,9 +1,14 @@
 -- SPDX-License-Identifier: MIT
 --- Functions along a dimension on the (emulated) GPU, over all dtypes, over sizes at which kernels change (a thread, a
 --- warp, a block or several blocks a line), and over layouts: dense, transposed, at an odd offset. Many numbers are
---- equal, and some are NaN. What a function refuses on the CPU it refuses there, too.
+--- equal, and some are NaN. What a function refuses on the CPU it refuses there, too. Then copies, fills, conversions
+--- and reads and writes by position, over all dtypes and over layouts whose dimensions cannot be merged.
 local ms = require "moonshard"
+local process = require "spec.support.process"
 local on_gpu = require "spec.support.on_gpu"(6)
+
+-- Of layouts and positions, fewer cases run on g++'s kernels.
+local all_cases = process.gpu == "ptx" or os.getenv "MOONSHARD_LONG" ~= nil
 
 local BOUNDS = { float16 = 4e-3, bfloat16 = 3e-2, float32 = 2e-5, float64 = 1e-11 }
 local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool" }
@@ -83,6 +88,129 @@ describe("along a dimension, on a GPU #cuda", function()
                 end
               end
             end)
+          end
+        end
+      end)
+    end
+  end
+end)
+
+-- Views of a tensor of 6 dimensions.
+local VIEWS = {
+  { "permuted", function(x) return x:permute(6, 3, 1, 5, 2, 4) end },
+  { "cut", function(x) return x:narrow(6, 2, 4):narrow(3, 2, 2):narrow(1, 2, 2) end },
+  { "turned", function(x) return x:permute(1, 2, 3, 4, 6, 5) end },
+  { "dense", function(x) return x end },
+}
+
+--- Calls fn(x, ids, device) with the same numbers on both devices, in all views; compares the tensors that it returns.
+local function on_both(dtype, name, fn)
+  for _, shape in ipairs { { 3, 4, 3, 5, 2, 6 }, all_cases and { 2, 2, 2, 2, 3, 40 } } do
+    for _, view in ipairs(VIEWS) do
+      ms.scope(function()
+        local x, got = numbers(shape, dtype), {}
+        for k, device in ipairs { "cpu", "cuda" } do
+          got[k] = results(x:to(device):clone(), function(t) return fn(t, view[2], device) end)
+        end
+        assert.equal(got[1] == nil, got[2] == nil, name .. ", " .. view[1])
+        if got[1] then same(("%s, %s"):format(name, view[1]), got[1], got[2], dtype) end
+      end)
+    end
+  end
+end
+
+local POSITIONS = {
+  index_select = function(x, ids) return x:index_select(2, ids) end,
+  index_add = function(x, ids, d) return x:index_add(d, ids, x:index_select(d, ids)) end,
+  gather = function(x, _, d, all) return x:gather(d, all) end,
+  scatter = function(x, _, d, all) return x:scatter(d, all, x:clone()) end,
+  scatter_add = function(x, _, d, all) return x:scatter_add(d, all, x:clone()) end,
+  prod = function(x, _, d, all) return x:scatter_reduce(d, all, x:clone(), "prod") end,
+  amax = function(x, _, d, all) return x:scatter_reduce(d, all, x:clone(), "amax") end,
+  amin = function(x, _, d, all) return x:scatter_reduce(d, all, x:clone(), "amin") end,
+}
+
+describe("in layouts of many dimensions, on a GPU #cuda", function()
+  for _, dtype in ipairs(DTYPES) do
+    on_gpu("copies, fills and conversions give the CPU's elements, " .. dtype, function()
+      on_both(dtype, "contiguous", function(x, of) return of(x):contiguous() end)
+      on_both(dtype, "fill", function(x, of) of(x):fill_(1) return x end)
+      on_both(dtype, "copy", function(x, of)
+        local y = x:clone()
+        of(y):copy_(of(x:flip(6)))
+        return y
+      end)
+      for _, other in ipairs(DTYPES) do
+        on_both(dtype, "from " .. other, function(x, of)
+          local y = ms.zeros_like(x, { dtype = other })
+          of(y):copy_(of(x))
+          return y, of(x):to(other)
+        end)
+      end
+      on_both(dtype, "elementwise", function(x, of)
+        local v = of(x)
+        return v:eq(v:flip(1)), v:lt(1), ms.where(v:gt(0), v, v:flip(1)), v:masked_fill(v:eq(1), 0)
+      end)
+      on_both(dtype, "add", function(x, of) return of(x) + of(x:flip(1)) end)
+    end)
+    on_gpu("functions of whole tensors have the CPU's numbers, " .. dtype, function()
+      for _, n in ipairs(all_cases and { 1, 7, 33, 600, 5000 } or { 1, 600 }) do
+        for skip = 1, 2 do
+          for name, fn in pairs {
+            nonzero = function(x) return x:nonzero() end,
+            searchsorted = function(x)
+              local sorted = x:sort()
+              return sorted:searchsorted(x), sorted:searchsorted(x, { right = true })
+            end,
+            tril = function(x) return x:narrow(1, 1, math.floor(n / 7) * 7):reshape(-1, 7):tril(-1) end,
+            triu = function(x) return x:reshape(1, -1):expand(5, n):triu(2) end,
+            equal = function(x) return ms.tensor { x:equal(x:clone()), x:equal(x:flip(1)), x:allclose(x) } end,
+            ones = function(x) return ms.ones_like(x), ms.full({ n }, 3, { dtype = dtype, device = x.device }) end,
+            arange = function(x)
+              local y = ms.zeros({ n, 2 }, { dtype = dtype, device = x.device })
+              local line = ms.arange(0, n, { dtype = dtype, device = x.device })
+              y:select(2, 1):copy_(line)
+              return y, line, ms.arange(0, n / 2, 0.5, { dtype = dtype, device = x.device })
+            end,
+            randint = function(x)
+              ms.manual_seed(2)
+              return ms.randint(0, 2, { n }, { dtype = dtype, device = x.device })
+            end,
+          } do
+            local x, got = numbers({ n + 1 }, dtype), {}
+            for k, device in ipairs { "cpu", "cuda" } do got[k] = results(x:to(device):narrow(1, skip, n), fn) end
+            assert.equal(got[1] == nil, got[2] == nil, name)
+            if got[1] then same(name .. " of " .. n, got[1], got[2], dtype) end
+          end
+        end
+      end
+    end)
+    for name, fn in pairs(POSITIONS) do
+      on_gpu(("%s has the CPU's numbers in %s"):format(name, dtype), function()
+        local shapes = { { 3, 70 }, { 5, 2100 }, { 3, 4, 3, 2 }, { 70, 3 }, { 2100, 5 } }
+        for n = 1, all_cases and #shapes or 3 do
+          local shape = shapes[n]
+          for _, id in ipairs { "int64", "int32" } do
+            for layout, of in pairs {
+              dense = function(x) return x end,
+              transposed = function(x) return x:dim() == 2 and x:t() or x:permute(4, 3, 1, 2) end,
+              offset = function(x) return x:size(2) > 4 and x:narrow(2, 2, x:size(2) - 1) or x end,
+            } do
+              ms.scope(function()
+                local x = numbers(shape, dtype)
+                for d = 1, 2 do
+                  local size, got = of(x):size(d), {}
+                  local ids = ms.randint(0, math.min(size, of(x):size(2)), { 30 }):to(id)
+                  local all = ms.randint(0, size, of(x).shape):to(id)
+                  for k, device in ipairs { "cpu", "cuda" } do
+                    got[k] = results(of(x:to(device)), function(t) return fn(t, ids:to(device), d, all:to(device)) end)
+                  end
+                  local what = ("%s of %s, %s, dimension %d"):format(name, table.concat(shape, " x "), layout, d)
+                  assert.equal(got[1] == nil, got[2] == nil, what)
+                  if got[1] then same(what, got[1], got[2], dtype) end
+                end
+              end)
+            end
           end
         end
       end)

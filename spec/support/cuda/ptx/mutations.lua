@@ -81,12 +81,7 @@ end
 
 -- Instructions that no launch reaches: { kernel, instruction, text that ends before it, why }.
 local EQUIVALENT = {
-  { "dense_rows_kernel", "st%.global%.[us]8", "cvt%.rzi%.s64%.f64[^;]*;[^;]*;[^;]*$", "a fold of real numbers gives no integers" },
-  { "read_id", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
-  { "read_place", "^shl%.b32", "ld%.global%.u16[^;]*;[^;]*$", "positions are integers, never bfloat16" },
-  { "cross_", "^st%.global%.[us]", "cvt%.rzi%.[su]%d+%.f%d%d[^;]*;%s*$", "losses are real numbers" },
   { "", "^setp%.[en][qe]%.s64", "and%.b64%s+[^;]*, %-4294967296;%s*$", "of numbers below 2^32 either division is right" },
-  { "int8_", "^setp%.eq", "setp%.eq%.s32[^,]*, %%r%d+, 4;[^;]*;[^;]*$", "int8_linear takes scales of floats only" },
 }
 
 --- Why a mutant (mutants.lua) computes the same; nil if it may differ.
