@@ -164,31 +164,24 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
 // ---- fills ----
 
 // V: an unsigned integer of the elements' size.
-template <class V> static __device__ __forceinline__ void fill_pack(V *p, int n, V v)
+template <class V> static __device__ __forceinline__ void fill_wide(V *p, V v)
 {
-    if constexpr (sizeof(V) > 1) {
-        if (n == WIDE && is_wide(p)) {
-            union {
-                V one[16 / sizeof(V)];
-                uint4 all;
-            } u;
-            UNROLL
-            for (int j = 0; j < (int)(16 / sizeof(V)); j++) u.one[j] = v;
-            UNROLL
-            for (int k = 0; k < WORDS<V>; k++) put((uint4 *)p + k, u.all);
-            return;
-        }
-    }
+    typedef std::conditional_t<sizeof(V) == 1, uint2, uint4> word;
+    union {
+        V one[sizeof(word) / sizeof(V)];
+        word all;
+    } u;
     UNROLL
-    for (int j = 0; j < WIDE; j++)
-        if (j < n) p[j] = v;
+    for (int j = 0; j < (int)(sizeof(word) / sizeof(V)); j++) u.one[j] = v;
+    UNROLL
+    for (int k = 0; k < (int)(WIDE * sizeof(V) / sizeof(word)); k++) put((word *)p + k, u.all);
 }
 template <class V> __global__ void fill_kernel(strided l, V v)
 {
     int64_t i = GLOBAL_INDEX * WIDE;
     if (i >= l.numel) return;
     int n = l.numel - i < WIDE ? (int)(l.numel - i) : WIDE;
-    if (l.dense) return fill_pack((V *)l.data[0] + i, n, v);
+    if (l.dense && n == WIDE && is_wide(l.data[0])) return fill_wide((V *)l.data[0] + i, v);
     for (int j = 0; j < n; j++) {
         int64_t at;
         place<1>(l, i + j, &at);
@@ -270,7 +263,7 @@ template <class V> __global__ void triangle_kernel(int64_t numel, V *out, triang
         bool stays = t.lower ? col <= row + t.k : col >= row + t.k;
         cleared |= !stays << j;
     }
-    if (cleared == (1 << WIDE) - 1) return fill_pack(out + i, n, (V)0);
+    if (cleared == (1 << WIDE) - 1) return fill_wide(out + i, (V)0);
     for (int j = 0; j < n; j++)
         if (cleared >> j & 1) out[i + j] = 0;
 }

@@ -222,19 +222,20 @@ static ms_status run_embedding_backward(ms_call *c)
 
 // ---- along any dimension: elements that are not adjacent, or that each have a position of their own ----
 
-static __device__ inline void move_bytes(int size, void *to, int64_t i, const void *from, int64_t j)
+// Copies an element of a dtype that is computed as T: of 2 or 4 bytes for float, 8 for double, 1 to 8 for int64.
+template <class T>
+static __device__ inline void move_element(int size, void *to, int64_t i, const void *from, int64_t j)
 {
-    switch (size) {
-    case 1: ((uint8_t *)to)[i] = ((const uint8_t *)from)[j]; break;
-    case 2: ((uint16_t *)to)[i] = ((const uint16_t *)from)[j]; break;
-    case 4: ((uint32_t *)to)[i] = ((const uint32_t *)from)[j]; break;
-    default: ((uint64_t *)to)[i] = ((const uint64_t *)from)[j]; break;
-    }
+    constexpr bool wide = sizeof(T) == 8, any = std::is_integral_v<T>;
+    if (wide && (!any || size == 8)) ((uint64_t *)to)[i] = ((const uint64_t *)from)[j];
+    else if (any && size == 1) ((uint8_t *)to)[i] = ((const uint8_t *)from)[j];
+    else if (size == 2) ((uint16_t *)to)[i] = ((const uint16_t *)from)[j];
+    else ((uint32_t *)to)[i] = ((const uint32_t *)from)[j];
 }
 // Copies element `from` of q.from to element `to` of q.to, or combines the two there. T is not float with REDUCE.
 template <class T> static __device__ inline void write_one(const job &q, int how, int64_t to, int64_t from)
 {
-    if (how < ADD) return move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);
+    if (how < ADD) return move_element<T>(ms__dtype_size(q.dtype), q.to, to, q.from, from);
     T a = load<T>(q.dtype, q.to, to), b = load<T>(q.dtype, q.from, from);
     if (how == ADD) a += b;
     else if constexpr (std::is_integral_v<T>) a = ms_reduce_i64(how - REDUCE, a, b);

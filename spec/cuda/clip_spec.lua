@@ -42,6 +42,19 @@ describe("clip_grad_norm_ on a GPU", function()
     end
   end
 
+  on_gpu("scales by a norm that is given, infinite gradients too", function()
+    for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+      local here, there = parameters(dtype, { "cuda" })
+      for _, list in ipairs { here, there } do
+        for k = 3, 5 do list[k].grad:narrow(1, 9, 700):fill_(k == 4 and -math.huge or math.huge) end
+        ms.nn.utils.clip_grads_with_norm_(list, 0.5, 10)
+      end
+      for k = 1, #here do
+        assert.is_true(ms.allclose(there[k].grad:cpu(), here[k].grad, { rtol = BOUND[dtype], atol = 1e-9 }), dtype)
+      end
+    end
+  end)
+
   on_gpu("changes no gradient whose norm is small enough, or where only the norm is wanted", function()
     for _, limit in ipairs { 1e6, math.huge } do
       local here, there = parameters("float32", { "cuda" })

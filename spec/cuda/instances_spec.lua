@@ -169,6 +169,10 @@ describe("on a GPU #cuda", function()
         end
       end)
     end
+    case("running sums of long lines have the CPU's numbers and gradients in " .. dtype, function()
+      same(dtype, { random(2, 5000) }, function(_, x) return x:cumsum(2) end)
+      same(dtype, { random(5000, 2) }, function(_, x) return x:cumsum(1) end)
+    end)
     case("a loss over chunks, and products with int8, have the CPU's numbers in " .. dtype, function()
       local ids = ms.randint(0, 40, { 30 })
       same(dtype, { random(30, 12), random(40, 12), ids },

@@ -64,6 +64,7 @@ template <class S> __global__ void rotary_kernel(rotary_call p, int width)
     T rstd = 1, a[WIDE], b[WIDE], c[WIDE], s[WIDE];
     if (w) {
         T sum = 0;
+        ROLLED
         for (int64_t j = first; j < n; j += step) {
             read_pack(x, j, n, (T)0, a);
             for (int e = 0; e < WIDE; e++) sum += a[e] * a[e];
@@ -72,6 +73,7 @@ template <class S> __global__ void rotary_kernel(rotary_call p, int width)
         if (p.stats && first == 0) ((T *)p.stats)[2 * row] = 0, ((T *)p.stats)[2 * row + 1] = rstd;
     }
     int64_t at = ms_rotary_angles(&p.q, row), rest = n - 2 * half;
+    ROLLED
     for (int64_t j = first; j < half; j += step) {
         read_two(x, x + half, j, half, a, b);
         read_angles(p.angles, p.cos, at, j, half, c);
@@ -88,6 +90,7 @@ template <class S> __global__ void rotary_kernel(rotary_call p, int width)
         write_pack(y, j, half, a);
         write_pack(y + half, j, half, b);
     }
+    ROLLED
     for (int64_t j = first; j < rest; j += step) {
         read_pack(x + 2 * half, j, rest, (T)0, a);
         if (w) scale_by(w + 2 * half, rstd, j, rest, a);
