@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Adapters in PEFT's files: results equal to PEFT's, and the same files back.
+local lfs = require "lfs"
 local folders = require "spec.support.hf_folders"
 local golden = require "spec.support.golden"
 local message = require "spec.support.message"
@@ -54,7 +55,10 @@ describe("adapters of PEFT", function()
   it("that name another model get a warning, which names both", function()
     local base = keep((folders.make "llama"))
     local same = "other/" .. base:match "[^/]*$" .. "/"
-    for name, expected in pairs { [base] = 0, [same] = 0, ["meta-llama/Llama-9"] = 1 } do
+    local link = base .. "-link"
+    lfs.link(base, link, true)
+    finally(function() os.remove(link) end)
+    for name, expected in pairs { [base] = 0, [same] = 0, [link] = 0, ["."] = 0, model = 0, ["meta-llama/Llama-9"] = 1 } do
       local from = keep(folders.adapter(cases.llama, { base_model_name_or_path = name }))
       local warnings = ms.catch_warnings(function() return ms.hf.load(base, { adapter = from }) end)
       assert.are.equal(expected, #warnings, name)

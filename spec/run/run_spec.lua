@@ -436,6 +436,23 @@ describe("a run", function()
     assert.are.same(losses "whole", losses "torn")
   end)
 
+  it("keeps the latest checkpoints, the one just written whatever its name, and folders that look like one", function()
+    local model = ms.nn.Linear(2, 1)
+    local run = start { out = path "few", model = model, optimizer = ms.optim.SGD(model:parameters(), { lr = 1 }) }
+    lfs.mkdir(path "few/step-000000.safetensors")
+    for _ = 1, 4 do
+      run:log { loss = 1 }
+      run:checkpoint { keep = 2 }
+    end
+    local first = run:checkpoint { path = path "few/step-000001.safetensors", keep = 1 }
+    local names = {}
+    for name in lfs.dir(path "few") do names[#names + 1] = name:match "^step.*" end
+    table.sort(names)
+    assert.are.same({ "step-000000.safetensors", "step-000001.safetensors", "step-000004.safetensors" }, names)
+    assert.is_truthy(ms.load(first))
+    run:finish()
+  end)
+
   it("sets aside checkpoints of the steps that it repeats", function()
     train("branch", { to = 8, checkpoint = 8 })
     local run = start { out = path "branch", resume = true, first = 3 }

@@ -11,8 +11,6 @@
 #define K(x) LEVEL(x##_f32)
 #define KIND "s"
 #define SIZE "4"
-#define KIND "s"
-#define SIZE "4"
 #define STEPS 16
 #if VEC == 64
 #define LANES 16
@@ -32,8 +30,6 @@
 #undef K
 #undef KIND
 #undef SIZE
-#undef KIND
-#undef SIZE
 #undef STEPS
 #undef LANES
 #undef EACH_LANE
@@ -41,8 +37,6 @@
 #define REAL double
 #define R(x) x##_f64
 #define K(x) LEVEL(x##_f64)
-#define KIND "d"
-#define SIZE "8"
 #define KIND "d"
 #define SIZE "8"
 #define STEPS 8
@@ -60,8 +54,6 @@
 #undef REAL
 #undef R
 #undef K
-#undef KIND
-#undef SIZE
 #undef KIND
 #undef SIZE
 #undef STEPS

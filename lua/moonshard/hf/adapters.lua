@@ -11,6 +11,7 @@ local log = require "moonshard.core.log"
 local lora = require("moonshard.nn.linear.lora").lora
 local names = require "moonshard.hf.names"
 local opts = require "moonshard.core.opts"
+local regular = require "moonshard.io.regular"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 
 local M = {}
@@ -85,14 +86,19 @@ local function expect_off(config, name)
   end
 end
 
--- What a model's folder is called: its last part, without the "model" in the folder of a run.
-local function last_part(path) return folders.path(path):gsub("/model$", ""):match "[^/]*$" end
+-- What a model's folder is called: its last part, without the "model" in the folder of a run; nil if that says nothing.
+local function last_part(path)
+  local name = ("/" .. folders.path(path)):gsub("/model$", ""):match "[^/]*$"
+  return name ~= "" and name ~= "." and name ~= ".." and name or nil
+end
 
 -- Warns if the adapters were trained for another model, whose layers may have the same shapes. As PEFT, it goes on:
 -- only the names are known, and a folder may have been renamed.
 local function compare_base(model, config, folder)
   local base, own = config:maybe("base_model_name_or_path", opts.any), model.family.folder
-  if type(base) ~= "string" or not own or last_part(base) == last_part(own) then return end
+  if type(base) ~= "string" or not own or regular.same(base, own) then return end
+  local trained, given = last_part(base), last_part(own)
+  if not trained or not given or trained == given then return end
   log.warn(("hf.load_adapter: '%s' has adapters for the model '%s', but gets '%s': are these the same weights?"):format(
     folder, base, own))
 end

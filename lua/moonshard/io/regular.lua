@@ -18,6 +18,15 @@ function M.check(path, linked)
   return false, ("'%s' is %s, expected a regular file"):format(path, KINDS[mode] or "a " .. mode)
 end
 
+--- Whether two paths are there and lead to the same file or folder.
+---@param a string
+---@param b string
+---@return boolean?
+function M.same(a, b)
+  local one, other = lfs.attributes(a), lfs.attributes(b)
+  return one and other and one.dev == other.dev and one.ino == other.ino
+end
+
 --- io.open for a regular file. Reading follows symbolic links.
 ---@param path string
 ---@param mode string  as for io.open

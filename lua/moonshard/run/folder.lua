@@ -424,12 +424,16 @@ local function checkpoints_in(path)
   return steps, names
 end
 
---- Removes the checkpoints of a run, except the latest ones.
+--- Removes the checkpoints of a run, except the latest ones and the one that was just written.
 ---@param path string  path of the run's folder
 ---@param keep integer  number of those that stay
-function M.remove_checkpoints(path, keep)
+---@param newest string  path of the one that was just written, wherever it is
+function M.remove_checkpoints(path, keep, newest)
   local steps, names = checkpoints_in(path)
-  for k = 1, #steps - keep do os.remove(path .. "/" .. names[steps[k]]) end
+  for k = 1, #steps - keep do
+    local file = path .. "/" .. names[steps[k]]
+    if lfs.attributes(file, "mode") == "file" and not regular.same(file, newest) then os.remove(file) end
+  end
 end
 
 --- The checkpoint for a path: the path itself if it is a file, or the latest checkpoint in a run's folder.

@@ -296,7 +296,8 @@ end
 --- saved, too. Collective.
 ---@param given? {path: string, config: table, keep: integer}
 ---   path: path of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the
----   run's); keep: of the checkpoints in the folder, only so many stay, the latest ones (default: all)
+---   run's); keep: of the checkpoints in the folder, only so many stay, the latest ones, and this one
+---   (default: all)
 ---@return string path
 function Run:checkpoint(given)
   local o = opts("run:checkpoint", given, { path = opts.string, config = opts.table, keep = opts.whole_from(1) })
@@ -308,7 +309,7 @@ function Run:checkpoint(given)
   if self.events then self.events:flush() end           -- a resumed run continues from here
   checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step,
     { state = self.state, began = self.options })
-  if o.keep and self.writes then folders.remove_checkpoints(self.path, o.keep) end
+  if o.keep and self.writes then folders.remove_checkpoints(self.path, o.keep, path) end
   if self.writes and lib.ms_time() >= self.next_report - 12 then report(self) end    -- at most every 3 seconds
   self.mark = lib.ms_time()
   return path
