@@ -49,7 +49,8 @@ if temperature > 0 then options.top_k, options.top_p = given["top-k"] or 0, give
 -- Writes text as it arrives.
 local function show(text)
   io.stdout:write(text)
-  io.stdout:flush()
+  local ok, err = io.stdout:flush()
+  if not ok then error("the text cannot be written: " .. err, 0) end
 end
 
 -- ---- models of folders -------------------------------------------------------------------------------------

@@ -123,6 +123,13 @@ describe("scripts/train.lua, when it cannot continue,", function()
     assert.matches("there is no checkpoint", job.stderr)
   end)
 
+  it("ends with an error if generated text cannot be written", function()
+    local output, code = process.shell(("luajit '%s/scripts/generate.lua' --from '%s/alone' --length 3 2>&1 >/dev/full"):format(
+      root, folder))
+    assert.are.equal(1, code)
+    assert.matches("generate: the text cannot be written: No space left on device\n", output)
+  end)
+
   it("refuses to generate text with weights that are not finite", function()
     local path = folder .. "/alone/step-000020.safetensors"
     local model = require("moonshard.models.gpt") { vocab = 256, context = 16, layers = 2, heads = 2, dim = 16,
