@@ -877,6 +877,8 @@ typedef struct {
     double best;
     int32_t from, id;
 } ms_text_end;
+// Whether a text has no byte above 127.
+MS_API int ms_text_ascii(const char *text, int n);
 // Adds an entry to a table of pairs, unless the pair is there.
 MS_API void ms_text_add(ms_text_slot *slots, int bits, int a, int b, int x, int y);
 // Writes the normalized text and, unless origins is NULL, for each of its bytes and what follows them the byte of the

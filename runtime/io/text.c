@@ -48,6 +48,13 @@ static inline int char_size(const uint8_t *s, int n)
     return size == 1 || size > n || ms__utf8_error(s, s + size) ? 1 : size;
 }
 
+int ms_text_ascii(const char *text, int n)
+{
+    uint8_t all = 0;
+    for (int k = 0; k < n; k++) all |= (uint8_t)text[k];
+    return all < 128;
+}
+
 // The id of the token that is all of a text, or -1.
 static int token_of(const ms_text_model *m, const uint8_t *s, int n)
 {

@@ -2,6 +2,7 @@
 --- Normalizers: they change a piece of text before it is divided into words. A normalizer is fn(piece): piece.
 local base64 = require "moonshard.core.base64"
 local charsmaps = require "moonshard.text.charsmap"
+local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
 local regexes = require "moonshard.text.regex"
@@ -10,7 +11,7 @@ local unicode = require "moonshard.text.unicode"
 
 local M = {}
 
-local function is_ascii(s) return not s:find "[\128-\255]" end
+local function is_ascii(s) return engine.lib.ms_text_ascii(s, #s) == 1 end
 
 -- A normalizer that replaces characters one by one: fn(code, char) returns the new text, or nil for the same one.
 -- leads: a set of Lua's patterns, the first bytes of characters that may change.

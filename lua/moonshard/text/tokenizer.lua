@@ -142,7 +142,8 @@ end
 
 -- The tokens of s, whose words are the matches of a regular expression and, unless `drops` is set, what is between them.
 -- The loop of most texts: no piece is made.
-local function add_plain(list, model, regex, s, drops)
+local function add_plain(list, model, regex, s, prefix, drops)
+  if prefix and #s > 0 and s:byte() ~= 32 then s = " " .. s end
   local at, stop, n = 1, #s, list.n
   local words, buffer, room = model._words, list.ids, list.room
   while at <= stop do
@@ -181,14 +182,14 @@ local function add_part(self, list, text, i, j, skip)
   if o.direct and not list.offsets and o.direct:add(list, part, self._after) then return end
   local piece = pieces.new(part, i, not list.offsets)
   if o.normalizer then piece = o.normalizer(piece) end
-  if not list.offsets and split.regex and not self._after then
-    local s = split.prefix and #piece.s > 0 and piece.s:byte() ~= 32 and " " .. piece.s or piece.s
-    return add_plain(list, self._model, split.regex, s, split.drops)
+  local plain = not list.offsets and split.regex
+  local function add_words(of, starts)
+    if plain then return add_plain(list, self._model, plain, of.s, split.prefix, split.drops) end
+    splitters.words(split, of, function(word)
+      if #word.s > 0 then add_piece(list, model, word, text, o.spans and j) end
+    end, starts)
   end
-  local function emit(word)
-    if #word.s > 0 then add_piece(list, model, word, text, o.spans and j) end
-  end
-  if not self._after then return splitters.words(split, piece, emit, i == 1) end
+  if not self._after then return add_words(piece, i == 1) end
   list.sum = o.spans and 0 or nil                       -- of SentencePiece's scores
   self._after:each(piece.s, function(a, b, id)
     if id and o.spans then list.sum = model:defined(b - a + 1, list.sum) end
@@ -197,7 +198,7 @@ local function add_part(self, list, text, i, j, skip)
     elseif id then
       list:add(id, whole(text, pieces.origin(piece, a, b)))
     else
-      splitters.words(split, pieces.part(piece, a, b), emit, i == 1 and a == 1)
+      add_words(pieces.part(piece, a, b), i == 1 and a == 1)
     end
   end, skip)
   list.sum = nil
