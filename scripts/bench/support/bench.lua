@@ -211,12 +211,13 @@ end
 
 --- The peer, PyTorch, where it is installed (python3, or the interpreter that MOONSHARD_PEER_PYTHON names): prints its
 --- version and returns a function that runs support/NAME with a list of words and returns what it prints; nil without
---- PyTorch. The program does not inherit the environment, so that Open MPI's variables do not reach it.
+--- PyTorch. The program inherits neither the environment, so that Open MPI's variables do not reach it, nor the core to
+--- which mpirun has bound this rank: its processes would share it.
 ---@param name string
 ---@return (fun(words: (string|number)[]): string)?
 function Bench:peer(name)
-  local command = ("env -i PATH=\"$PATH\" HOME=\"$HOME\" %s '%s' "):format(LEVELS[os.getenv "MOONSHARD_ISA"] or "",
-    os.getenv "MOONSHARD_PEER_PYTHON" or "python3")
+  local command = ("taskset -c 0-$(($(nproc --all) - 1)) env -i PATH=\"$PATH\" HOME=\"$HOME\" %s '%s' "):format(
+    LEVELS[os.getenv "MOONSHARD_ISA"] or "", os.getenv "MOONSHARD_PEER_PYTHON" or "python3")
   local function output(words)
     local pipe = io.popen(command .. words)
     local text = pipe:read "*a"
