@@ -16,7 +16,7 @@ local bits = [[
   end
   ms.manual_seed(5 + rank)
   for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
-    for _, n in ipairs { 7, 130, 5000, 150000 } do
+    for _, n in ipairs { 7, 130, 5000, 300001 } do
       local t = ms.randn(n, { dtype = dtype })
       local whole, block = ms.randn(n * world, { dtype = dtype }), ms.empty(n, { dtype = dtype })
       dist.all_reduce(t)
