@@ -847,7 +847,7 @@ MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts
 
 // ---- texts -------------------------------------------------------------------------------------
 
-// Texts to tokens as SentencePiece does it. Memory belongs to the caller; no text has 2^29 bytes or more.
+// Texts to tokens. Memory belongs to the caller; no text has 2^29 bytes or more.
 // A slot of a table. Pairs of tokens that join are a hash table of 2^pair_bits slots, half of which are used: the ids a
 // and b, a = -1 in an empty slot, the pair's rank x, the least of which is joined first, and the id y that they join
 // to. A trie of tokens is a double array (Aoe 1989) of whole blocks of 256 slots: byte c leads from slot k to slot k.b
@@ -863,7 +863,12 @@ typedef struct {
     int32_t pair_bits, unknown;  // unknown: the id of characters without a token, or -1
     int32_t single;  // 1: scores are added in single precision, and a byte's token has its byte; 0: a character's
                      // first byte has all of them
-    int32_t cuts;    // 1: no token has the sign of a space (U+2581) after another character
+    int32_t cuts;  // a word begins 1: at a sign of a space (U+2581) after another character, which no token has; 2: at
+                   // each such sign; 0: nowhere
+    // Of byte-pair encoding. by_byte: words begin as bytes, not as characters. fuses: neighbours without a token become
+    // one unknown token. prefix, suffix: of the token of a character that does not begin, or that ends, a word.
+    int32_t by_byte, fuses, prefix_size, suffix_size;
+    const char *prefix, *suffix;
 } ms_text_model;
 // A map of characters, in darts-clone's units; what else is changed: a space before the text, several spaces to one,
 // spaces to U+2581.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// io/text.c -- texts to tokens, as SentencePiece does it: normalizing, the unigram model (Kudo 2018), and byte-pair
+// io/text.c -- texts to tokens: normalizing as SentencePiece does it, the unigram model (Kudo 2018), and byte-pair
 // encoding (Sennrich et al. 2016).
 //
 // All memory but the heap of long words belongs to the caller.
@@ -55,12 +55,12 @@ int ms_text_ascii(const char *text, int n)
     return all < 128;
 }
 
-// The id of the token that is all of a text, or -1.
-static int token_of(const ms_text_model *m, const uint8_t *s, int n)
+// The node to which a text leads from another one, or -1.
+static int32_t follow(const ms_text_model *m, int32_t node, const void *text, int n)
 {
-    int32_t node = 0;
+    const uint8_t *s = text;
     for (int k = 0; k < n && node >= 0; k++) node = child_of(m->trie, node, s[k]);
-    return node > 0 ? m->trie[node].y : -1;
+    return node;
 }
 
 // Writes the tokens of n bytes that have no token: one for each byte if all have one, otherwise the unknown one.
@@ -212,9 +212,8 @@ static inline void find_ways(const ms_text_model *m, const uint8_t *s, int n, ms
     }
 }
 
-int ms_text_unigram(const ms_text_model *m, const char *text, int n, ms_text_end *ends, int *ids, int *sizes)
+static int best_way(const ms_text_model *m, const uint8_t *s, int n, ms_text_end *ends, int *ids, int *sizes)
 {
-    const uint8_t *s = (const uint8_t *)text;
     ends[0].from = 0;
     for (int k = 1; k <= n; k++) ends[k] = (ms_text_end) { -HUGE_VAL, 0, -1 };
     if (m->single) find_ways(m, s, n, ends, 1);
@@ -240,6 +239,30 @@ int ms_text_unigram(const ms_text_model *m, const char *text, int n, ms_text_end
         sizes[count++] = at - from;
     }
     if (unknown >= 0) count += put_unknown(m, s + unknown, n - unknown, ids + count, sizes + count);
+    return count;
+}
+
+// Where a word ends that begins at `at`: before a sign of a space, or only before one that follows something else.
+static int word_end(const ms_text_model *m, const uint8_t *s, int at, int n)
+{
+    if (!m->cuts) return n;
+    for (int is_sign = 1, here, from = at; at + 3 <= n; at += here ? 3 : 1, is_sign = here) {
+        here = s[at] == 0xe2 && s[at + 1] == 0x96 && s[at + 2] == 0x81;
+        if (here && (m->cuts == 2 ? at > from : !is_sign)) return at;
+    }
+    return n;
+}
+
+int ms_text_unigram(const ms_text_model *m, const char *text, int n, ms_text_end *ends, int *ids, int *sizes)
+{
+    const uint8_t *s = (const uint8_t *)text;
+    if (m->cuts < 2) return best_way(m, s, n, ends, ids, sizes);
+    int count = 0;
+    for (int at = 0, end; at < n; at = end) {
+        end = word_end(m, s, at, n);
+        ends[0].best = 0;
+        count += best_way(m, s + at, end - at, ends, ids + count, sizes + count);
+    }
     return count;
 }
 
@@ -345,13 +368,15 @@ static int join_long(const ms_text_model *m, int32_t *ids, int32_t *sizes, int n
     return count;
 }
 
-// The first tokens of a word: its characters.
+// The first tokens of a word: its characters, or its bytes.
 static int start(const ms_text_model *m, const uint8_t *s, int n, int32_t *ids, int32_t *sizes)
 {
     int count = 0, fused = 0;
     for (int at = 0, size; at < n; at += size) {
-        size = char_size(s + at, n - at);
-        int id = token_of(m, s + at, size);
+        size = m->by_byte ? 1 : char_size(s + at, n - at);
+        int32_t node = follow(m, at > 0 ? follow(m, 0, m->prefix, m->prefix_size) : 0, s + at, size);
+        if (at + size == n) node = follow(m, node, m->suffix, m->suffix_size);
+        int id = node > 0 ? m->trie[node].y : -1;
         if (id >= 0) {
             ids[count] = id;
             sizes[count++] = size;
@@ -360,22 +385,12 @@ static int start(const ms_text_model *m, const uint8_t *s, int n, int32_t *ids, 
         }
         int more = put_unknown(m, s + at, size, ids + count, sizes + count);
         int is_unknown = more == 1 && ids[count] == m->unknown;
-        if (is_unknown && fused) sizes[count - 1] += size;
+        // Without any token, the character is left out.
+        if (is_unknown ? fused && m->fuses : !more && count > 0) sizes[count - 1] += size;
         else count += more;
         fused = is_unknown;
     }
     return count;
-}
-
-// Where a word ends that begins at `at`: before a sign of a space that follows something else, if those begin words.
-static int word_end(const ms_text_model *m, const uint8_t *s, int at, int n)
-{
-    if (!m->cuts) return n;
-    for (int is_sign = 1, here; at + 3 <= n; at += here ? 3 : 1, is_sign = here) {
-        here = s[at] == 0xe2 && s[at + 1] == 0x96 && s[at + 2] == 0x81;
-        if (here && !is_sign) return at;
-    }
-    return n;
 }
 
 int ms_text_bpe(const ms_text_model *m, const char *text, int n, int *ids, int *sizes)

@@ -2,7 +2,6 @@
 --- The files of tokenizers: tokenizer.json, vocab.json with merges.txt, tiktoken's, and those of version 1.0.
 local cjson = require "cjson"
 local base64 = require "moonshard.core.base64"
-local bpe = require "moonshard.text.bpe"
 local decoders = require "moonshard.text.decoders"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -19,6 +18,7 @@ local regexes = require "moonshard.text.regex"
 local templates = require "moonshard.text.templates"
 local sentencepiece = require "moonshard.text.sentencepiece"
 local tokenizer = require "moonshard.text.tokenizer"
+local vocabulary = require "moonshard.text.vocabulary"
 local zlib = require "moonshard.data.zlib"
 local lfs = require "lfs"
 local ffi = engine.ffi
@@ -37,10 +37,10 @@ local function by_pattern(pattern, path, is_bytes)
   end, regex = regex, bytes = true }
 end
 
--- A byte-level tokenizer without normalizer. vocabulary: ids by bytes.
-local function byte_level(vocabulary, model, split, special, named)
+-- A byte-level tokenizer without normalizer. ids: by bytes.
+local function byte_level(ids, model, split, special, named)
   local tokens, list = {}, {}
-  for token, id in pairs(vocabulary) do tokens[id] = token end
+  for token, id in pairs(ids) do tokens[id] = token end
   for text, id in pairs(special) do list[#list + 1] = { id = id, text = text, special = true } end
   return tokenizer.new({ model = model, tokens = tokens, added = list, splitters = split, template = templates.read(),
     raw = true, named = named }, WHO)
@@ -86,18 +86,17 @@ local function from_pair(vocab_path, merges_path, named)
     if not (#lines == 0 and line:find "^#version") then lines[#lines + 1] = line end
   end
   local merges = setmetatable({ value = lines, file = merges_path, who = WHO, path = "line" }, getmetatable(node))
-  local ranks, joined = models.merges(merges, ids, 0)
-  local special = {}
+  local list, special = models.merges(merges, ids, 0), {}
   for token, id in pairs(ids) do
     if token:find "^<|.*|>$" then special[token] = id end
   end
   local by_bytes = models.by_bytes(ids)
-  return byte_level(by_bytes, bpe.new { ids = by_bytes, ranks = ranks, joined = joined },
+  return byte_level(by_bytes, vocabulary.new { ids = by_bytes, merges = list, by_byte = true },
     by_pattern(levels.PATTERNS.gpt2, vocab_path), special, named)
 end
 
 local function from_tiktoken(text, path, o)
-  local ids, line_number = {}, 0
+  local ids, scores, line_number = {}, {}, 0
   for line in text:gmatch "[^\r\n]+" do
     line_number = line_number + 1
     local code, rank = line:match "^(%S+) (%d+)$"
@@ -105,14 +104,14 @@ local function from_tiktoken(text, path, o)
     if not token or not nodes.ID.test(id) then
       errors.raise("%s: '%s': line %d is not a token in base 64 and its rank", WHO, path, line_number)
     end
-    ids[token] = id
+    ids[token], scores[id] = id, -id
   end
   for b = 0, 255 do
     if not ids[string.char(b)] then errors.raise("%s: '%s' has no token for byte %d", WHO, path, b) end
   end
   local pattern = o.pattern or "cl100k"
-  return byte_level(ids, bpe.new { ids = ids, whole = true }, by_pattern(levels.PATTERNS[pattern] or pattern, path),
-    o.special_tokens or {}, o.named)
+  local model = vocabulary.new { ids = ids, scores = scores, joins = true, whole = true, by_byte = true }
+  return byte_level(ids, model, by_pattern(levels.PATTERNS[pattern] or pattern, path), o.special_tokens or {}, o.named)
 end
 
 -- The file of data.train_tokenizer, which ms.text.train_bpe replaced in version 1.1: pairs of ids. Words are cut after
@@ -130,18 +129,19 @@ local function from_own(text, path)
   if saved.sum ~= nil and saved.sum ~= ffi.string(sum) then           -- files of version 1.0 have no sum
     errors.raise("%s: '%s' is damaged: its checksum differs", WHO, path)
   end
-  local tokens, ids, ranks, joined = {}, {}, {}, {}
+  local tokens, ids, merges = {}, {}, {}
   for id = 0, 255 do tokens[id] = string.char(id) end
   for k, pair in ipairs(saved.merges) do
     local a, b = type(pair) == "table" and tokens[pair[1]], type(pair) == "table" and tokens[pair[2]]
     if not (a and b) then
       errors.raise("%s: '%s' is damaged: its token %d is not the merge of two earlier ones", WHO, path, 255 + k)
     end
-    local key = pair[1] * bpe.BASE + pair[2]
-    tokens[255 + k], ranks[key], joined[key] = a .. b, k, 255 + k
+    local at = 4 * k
+    tokens[255 + k], merges[at - 3], merges[at - 2], merges[at - 1], merges[at] = a .. b, pair[1], pair[2], k, 255 + k
   end
   for id = 0, #tokens do ids[tokens[id]] = id end
-  return byte_level(ids, bpe.new { ids = ids, ranks = ranks, joined = joined }, by_pattern(OWN, path, true), {}, {})
+  local model = vocabulary.new { ids = ids, merges = merges, by_byte = true }
+  return byte_level(ids, model, by_pattern(OWN, path, true), {}, {})
 end
 
 -- A model of SentencePiece. named: the folder's names of tokens come first.

@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: MIT
 --- Tokenizers in GGUF files, as llama.cpp has them: byte-level BPE ("gpt2") with its merges, and SentencePiece's BPE
 --- ("llama") with the scores of its pieces.
-local bpe = require "moonshard.text.bpe"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.gguf"
 local levels = require "moonshard.text.byte_level"
 local pieces = require "moonshard.text.pieces"
 local sentencepiece = require "moonshard.text.sentencepiece"
 local splitters = require "moonshard.text.splitters"
+local vocabulary = require "moonshard.text.vocabulary"
 
 local M = {}
 
@@ -54,15 +54,11 @@ local function byte_level(o, values)
     if levels.PATTERNS[PRE[k][2]] == pattern and PRE[k][3] == (model._o.whole or false) then pre = PRE[k][1] end
   end
   if not pre then return "its words are divided in a way that llama.cpp lacks" end
-  if not model._o.ranks then return "it has no list of merges" end
+  if not model._o.merges then return "it has no list of merges" end
   if words_of(o, "A b\t C") ~= "A b\t C" then return "it changes the text" end
-  local order, merges = {}, {}
-  for pair, rank in pairs(model._o.ranks) do order[#order + 1] = { rank, pair } end
-  table.sort(order, function(a, b) return a[1] < b[1] end)
-  local function text(id) return levels.text(o.tokens[id]) end
-  for k, entry in ipairs(order) do
-    local first = math.floor(entry[2] / bpe.BASE)
-    merges[k] = text(first) .. " " .. text(entry[2] - first * bpe.BASE)
+  local list, merges = model._o.merges, {}
+  for k = 1, #list, 4 do
+    merges[#merges + 1] = levels.text(o.tokens[list[k]]) .. " " .. levels.text(o.tokens[list[k + 1]])
   end
   values("model", "string", "gpt2")
   values("pre", "string", pre)
@@ -72,10 +68,11 @@ end
 -- Scores by id for a model with merges: llama.cpp joins each pair whose text is a token, so that all such pairs must be
 -- merges. Otherwise nil.
 local function scores_of(model)
-  local scores, tokens = {}, {}
-  for pair, rank in pairs(model._o.ranks) do
-    local id = model._joined[pair]
-    scores[id] = math.max(scores[id] or -math.huge, -rank)
+  local scores, tokens, list, known = {}, {}, model._o.merges, {}
+  for k = 1, #list, 4 do
+    local id = list[k + 3]
+    scores[id] = math.max(scores[id] or -math.huge, -list[k + 2])
+    known[list[k] .. " " .. list[k + 1]] = true
   end
   for token, id in pairs(model.ids) do tokens[id] = token end
   for id in pairs(scores) do
@@ -83,7 +80,7 @@ local function scores_of(model)
     local at = pieces.char_end(token, 1)
     while at < #token do
       local first, second = model.ids[token:sub(1, at)], model.ids[token:sub(at + 1)]
-      if first and second and not model._o.ranks[first * bpe.BASE + second] then return nil end
+      if first and second and not known[first .. " " .. second] then return nil end
       at = pieces.char_end(token, at + 1)
     end
   end
@@ -96,7 +93,7 @@ local function by_character(o, values, n, types)
   local shape = words_of(o, " a  b")
   local prefix = words_of(o, "a") == SPACE .. "a"
   if shape ~= (prefix and SPACE or "") .. SPACE .. "a" .. SPACE .. SPACE .. "b" then return "it changes the text" end
-  if #o.splitters > 0 and not bpe.cut_at(model.ids, SPACE) then return "its tokens have spaces inside" end
+  if #o.splitters > 0 and not vocabulary.cut_at(model.ids, SPACE) then return "its tokens have spaces inside" end
   if of.prefix or of.suffix or not of.unknown or not of.bytes then return "it is no BPE of SentencePiece" end
   local scores = of.scores or scores_of(model)
   if not scores then return "its merges do not follow from scores of tokens" end

@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
 --- The models of tokenizer.json: how a word becomes tokens.
-local bpe = require "moonshard.text.bpe"
 local bytes = require "moonshard.text.byte_level"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -36,14 +35,13 @@ function M.by_bytes(ids)
   return out
 end
 
---- Ranks and ids by pair, of a list of merges. Each is "a b" or { "a", "b" }.
+--- The merges of a list, for vocabulary.new. Each is "a b" or { "a", "b" }.
 ---@param node table  the list's node
 ---@param ids table<string, integer>  by token, as the file writes it
 ---@param skipped integer  number of bytes at the beginning of b that the joined token lacks
----@return table ranks
----@return table joined
+---@return integer[]
 function M.merges(node, ids, skipped)
-  local ranks, joined = {}, {}
+  local list = {}
   for k = 1, #node.value do
     local pair, a, b = node.value[k], nil, nil
     if type(pair) == "string" then
@@ -57,11 +55,10 @@ function M.merges(node, ids, skipped)
       node:fail(k, ("joins %s and %s, of which %s is not in the vocabulary"):format(errors.show(a), errors.show(b),
         not first and "the first" or not second and "the second" or "the token of both"))
     end
-    local key = first * bpe.BASE + second
-    ranks[key] = ranks[key] or k - 1
-    joined[key] = joined[key] or both
+    local at = 4 * k
+    list[at - 3], list[at - 2], list[at - 1], list[at] = first, second, k - 1, both
   end
-  return ranks, joined
+  return list
 end
 
 local kinds = {}
@@ -74,17 +71,17 @@ function kinds.BPE(node, is_bytes)
     return value ~= "" and value or nil
   end
   local prefix, suffix = text "continuing_subword_prefix", text "end_of_word_suffix"
-  local ranks, joined = M.merges(node:child("merges", true), ids, prefix and #prefix or 0)
+  local merges = M.merges(node:child("merges", true), ids, prefix and #prefix or 0)
   local unknown, fallback = text "unk_token", nil
   if unknown and not ids[unknown] then node:fail("unk_token", ("is '%s', which vocab lacks"):format(unknown)) end
   if node:get("byte_fallback", opts.boolean) then
     fallback = {}
     for b = 0, 255 do fallback[b] = ids[("<0x%02X>"):format(b)] end
   end
-  local cut = not (is_bytes or prefix or suffix) and bpe.cut_at(ids, SPACE) or nil
-  return bpe.new { cut = cut, ids = is_bytes and M.by_bytes(ids) or ids, ranks = ranks, joined = joined,
-    by_char = not is_bytes, whole = node:get("ignore_merges", opts.boolean), prefix = prefix, suffix = suffix, unknown = unknown and ids[unknown],
-    fuse = node:get("fuse_unk", opts.boolean), bytes = fallback }, ids
+  local cut = not (is_bytes or prefix or suffix) and vocabulary.cut_at(ids, SPACE) or nil
+  return vocabulary.new { cut = cut, ids = is_bytes and M.by_bytes(ids) or ids, merges = merges, by_byte = is_bytes,
+    whole = node:get("ignore_merges", opts.boolean), prefix = prefix, suffix = suffix,
+    unknown = unknown and ids[unknown], apart = not node:get("fuse_unk", opts.boolean), bytes = fallback }, ids
 end
 
 -- ---- WordPiece ----------------------------------------------------------------------------------------
@@ -114,7 +111,7 @@ local function split_word(self, word)
   return ids
 end
 
-function WordPiece:encode(word) return bpe.remembered(self, word, split_word) end
+function WordPiece:encode(word) return vocabulary.remembered(self, word, split_word) end
 
 function kinds.WordPiece(node)
   local ids, longest = M.vocabulary(node, "vocab"), 0

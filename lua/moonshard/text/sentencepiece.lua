@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
 --- SentencePiece's model files: a message of Protocol Buffers with pieces, their scores, and how text is normalized.
-local bpe = require "moonshard.text.bpe"
 local charsmaps = require "moonshard.text.charsmap"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -122,14 +121,7 @@ Direct.__index = Direct
 function Direct:add(list, s, defined)
   local n = self.normalizer:_run(s)
   if defined and defined:finds(ffi.string(made, n)) then return false end
-  local text, at, sum = ffi.cast(byte_p, made), 0, 0
-  while at < n do
-    local count
-    at, count, sum = self.model:part(text, at, n, sum)
-    local to, ids = list:reserve(count) + list.n, vocabulary.found.ids
-    for k = 0, count - 1 do to[k] = ids[k] end
-    list.n = list.n + count
-  end
+  self.model:add(list, ffi.cast(byte_p, made), n, 0)
   return true
 end
 
@@ -188,7 +180,7 @@ function M.of(list, train, spec, damaged)
   end
   if not unknown then damaged "it has no unknown piece" end
   local o = { ids = ids, scores = scores, unknown = unknown, bytes = train.fallback ~= 0 and fallback or nil,
-    single = true, cut = bpe.cut_at(ids, SPACE), joins = train.kind == 2 }
+    single = true, cut = vocabulary.cut_at(ids, SPACE), joins = train.kind == 2 }
   local named = {}
   for name, id in pairs { bos_id = train.bos, eos_id = train.eos, pad_id = train.pad } do
     named[name] = whole_is(id) and tokens[id] or nil

@@ -3,14 +3,17 @@
 --- which calls emit(piece) for each word; at_start: the piece begins the text. The field `regex` of a list of
 --- splitters is set if the first one is a regular expression: each match is a word, and each gap, unless `drops` is
 --- set; and the others, if there are any, divide equal words in the same way. `prefix` is set if a space is put before
---- texts that begin with none.
-local bpe = require "moonshard.text.bpe"
+--- texts that begin with none. `signs` is set if the only one makes spaces signs: plain(piece, at_start) is the text
+--- with signs; splits: each sign begins a word.
 local levels = require "moonshard.text.byte_level"
 local opts = require "moonshard.core.opts"
 local pieces = require "moonshard.text.pieces"
 local regexes = require "moonshard.text.regex"
+local vocabulary = require "moonshard.text.vocabulary"
 
 local M = {}
+
+local SIGN = "\226\150\129"                            -- U+2581, which stands for a space
 
 local function regex_of(node, key, pattern)
   local regex, why = regexes.new(pattern, node.who)
@@ -80,21 +83,16 @@ local function metaspace(node)
     or node:get("add_prefix_space", opts.boolean) == false and "never" or "always"
   local split = node:get("split", opts.boolean) ~= false
   local regex = regex_of(node, "replacement", regexes.literal(sign))
+  local function prepends(piece, at_start)
+    return scheme == "always" or scheme == "first" and at_start and piece.at == 0
+  end
+  local function plain(piece, at_start)
+    local s = piece.s:gsub(" ", sign)
+    return prepends(piece, at_start) and #s > 0 and s:sub(1, #sign) ~= sign and sign .. s or s
+  end
   return function(piece, emit, at_start)
     local changes, s = {}, piece.s
-    local prepend = scheme == "always" or scheme == "first" and at_start and piece.at == 0
-    if piece.plain and split then
-      s = s:gsub(" ", sign)
-      if prepend and #s > 0 and s:sub(1, #sign) ~= sign then s = sign .. s end
-      local from = 1
-      while from <= #s do
-        local stop = (s:find(sign, from + 1, true) or #s + 1) - 1
-        emit { s = s:sub(from, stop), at = from - 1, plain = true }
-        from = stop + 1
-      end
-      return
-    end
-    if prepend and #s > 0 and s:byte() ~= 32 and s:sub(1, #sign) ~= sign then changes[1] = { 1, 0, sign, 1 } end
+    if prepends(piece, at_start) and #s > 0 and s:byte() ~= 32 and s:sub(1, #sign) ~= sign then changes[1] = { 1, 0, sign, 1 } end
     local at = s:find(" ", 1, true)
     while at do
       changes[#changes + 1] = { at, at, sign, at }
@@ -105,7 +103,7 @@ local function metaspace(node)
     for _, range in ipairs(ranges_of(regex, piece.s, "MergedWithNext", false)) do
       emit(pieces.part(piece, range[1], range[2]))
     end
-  end
+  end, nil, false, false, sign == SIGN and { plain = plain, splits = split }
 end
 
 local kinds = {}
@@ -164,9 +162,10 @@ function M.read(node, list)
   end
   if not kinds[kind] then node:fail("type", ("is '%s', which Moonshard does not have"):format(kind)) end
   if list.bytes then node:fail("type", ("is '%s' after ByteLevel, which Moonshard does not have"):format(kind)) end
-  local split, regex, drops, prefix = kinds[kind](node)
+  local split, regex, drops, prefix, signs = kinds[kind](node)
   list.bytes = kind == "ByteLevel"
   if regex == "nothing" then return list end
+  list.signs = #list == 0 and signs or nil
   if #list == 0 then list.regex, list.drops, list.prefix = regex, drops, prefix end
   if kind == "Metaspace" then list.regex = nil end      -- a word that begins the text is another one there
   list[#list + 1] = split
@@ -198,7 +197,7 @@ local function encode_word(self, word)
   return ids
 end
 
-function Divided:encode(word) return bpe.remembered(self, word, encode_word) end
+function Divided:encode(word) return vocabulary.remembered(self, word, encode_word) end
 
 --- A model that encodes the words of the first splitter: the others divide them for `model`. Without their sizes.
 ---@param list table  splitters, with field regex

@@ -12,6 +12,7 @@ local splitters = require "moonshard.text.splitters"
 local templates = require "moonshard.text.templates"
 local tensor = require "moonshard.tensor"
 local ffi = engine.ffi
+local byte_p = ffi.typeof "const uint8_t *"
 
 local M = {}
 
@@ -46,6 +47,8 @@ function M.new(o, who)
     end
   end
   self._model = splitters.model_of(o.splitters, o.model)
+  self._in_engine = o.model.add and (#o.splitters == 0 or o.splitters.signs) and true
+  if self._in_engine and #o.splitters > 0 and o.splitters.signs.splits then o.model:cut_signs() end
   self._before, self._after = added.new(before, who), added.new(after, who)
   for name, token in pairs(o.named or {}) do self[name] = self._ids[token] end
   return self
@@ -182,9 +185,16 @@ local function add_part(self, list, text, i, j, skip)
   if o.direct and not list.offsets and o.direct:add(list, part, self._after) then return end
   local piece = pieces.new(part, i, not list.offsets)
   if o.normalizer then piece = o.normalizer(piece) end
-  local plain = not list.offsets and split.regex
+  local plain = not list.offsets
   local function add_words(of, starts)
-    if plain then return add_plain(list, self._model, plain, of.s, split.prefix, split.drops) end
+    if plain and split.regex then
+      return add_plain(list, self._model, split.regex, of.s, split.prefix, split.drops)
+    elseif plain and self._in_engine then
+      local s = split.signs and split.signs.plain(of, starts) or of.s
+      local sum = model:add(list, ffi.cast(byte_p, s), #s, list.sum or 0)
+      list.sum = list.sum and sum
+      return
+    end
     splitters.words(split, of, function(word)
       if #word.s > 0 then add_piece(list, model, word, text, o.spans and j) end
     end, starts)

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Models whose tokens the engine finds (runtime/io/text.c): Unigram, and the BPE of SentencePiece, whose pairs join to
---- the token of their bytes, the largest score first.
-local bpe = require "moonshard.text.bpe"
+--- Models whose tokens the engine finds (runtime/io/text.c): Unigram, and byte-pair encoding: a word's characters are
+--- tokens first; then the pair of neighbours that was learned first is joined, again and again, the leftmost of equal
+--- pairs first.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local ffi, lib = engine.ffi, engine.lib
@@ -9,9 +9,11 @@ local bxor = require "bit".bxor
 
 local M = {}
 
+local SIGN = "\226\150\129"                            -- U+2581, which stands for a space
 local PENALTY = 10                                      -- an unknown character scores so much less than any token
 local BLOCK = 2 ^ 16                                    -- bytes after which a text is cut, where it can be
 local LONGEST = 2 ^ 26                                  -- bytes of a word: LuaJIT's arrays have less than 2^31
+local WORDS, REMEMBERED = 2 ^ 17, 256                   -- number of words remembered, and their most bytes
 
 ---@class Vocabulary
 ---@field ids table<string, integer>  ids by token
@@ -95,60 +97,94 @@ local function trie_of(ids, last)
   return slots
 end
 
--- The pairs of tokens whose bytes are a token. Tokens of equal scores have one rank.
+-- The pairs of tokens whose bytes are a token, as `merges`. Tokens of equal scores have one rank.
 local function pairs_of(ids, scores)
-  local by_score, list, rank = {}, {}, 0
-  for token, id in pairs(ids) do by_score[#by_score + 1] = { token, id, scores[id] } end
-  table.sort(by_score, function(a, b)
-    if a[3] ~= b[3] then return a[3] > b[3] end
-    return a[2] < b[2]
-  end)
-  for k, entry in ipairs(by_score) do
-    if k > 1 and entry[3] ~= by_score[k - 1][3] then rank = k - 1 end
-    local token, id = entry[1], entry[2]
+  local sorted, ranks, list, n = {}, {}, {}, 0
+  for _, id in pairs(ids) do sorted[#sorted + 1] = -scores[id] end
+  table.sort(sorted)
+  for k, score in ipairs(sorted) do ranks[-score] = ranks[-score] or k - 1 end
+  for token, id in pairs(ids) do
+    local rank = ranks[scores[id]]
     for at = 1, #token - 1 do
       local first = ids[token:sub(1, at)]
       local second = first and ids[token:sub(at + 1)]
-      if second then list[#list + 1] = { first, second, rank, id } end
+      if second then
+        list[n + 1], list[n + 2], list[n + 3], list[n + 4] = first, second, rank, id
+        n = n + 4
+      end
     end
   end
+  return list
+end
+
+local function table_of(merges)
   local bits = 8
-  while 2 ^ bits < 2 * #list do bits = bits + 1 end
+  while 2 ^ bits < #merges / 2 do bits = bits + 1 end
   local slots = new_slots(2 ^ bits)
-  for _, e in ipairs(list) do lib.ms_text_add(slots, bits, e[1], e[2], e[3], e[4]) end
+  for k = 1, #merges, 4 do lib.ms_text_add(slots, bits, merges[k], merges[k + 1], merges[k + 2], merges[k + 3]) end
   return slots, bits
 end
 
---- A model. o.ids: ids by token; o.scores: by id; o.unknown: id of characters without a token, neighbouring ones of
---- which become one; o.bytes: ids by byte, for these; o.single: sums are rounded to single precision, and tokens of
---- bytes have a byte each; o.cut: the sign of a space, if no token has it after another text; o.joins: it is a BPE.
+--- A model. o.ids: ids by token; o.unknown: id of characters without a token, neighbouring ones of which become one;
+--- o.bytes: ids by byte, for these; o.single: sums are rounded to single precision, and tokens of bytes have a byte
+--- each; o.cut: the sign of a space, if no token has it after another text. A unigram model has o.scores, by id. A BPE
+--- has o.merges: of each pair two ids, its place in the order of learning, and the id of its token, one after another;
+--- or o.scores and o.joins: a pair joins to the token of its bytes, the largest score first. Its o.by_byte: words begin
+--- as bytes, not as characters; o.apart: unknown neighbours do not become one; o.whole: a word that is a token is not
+--- joined from its parts; o.prefix, o.suffix: of the token of a character that does not begin, or that ends, a word.
 function M.new(o)
+  local model, joins, parts = ffi.new "ms_text_model", o.merges ~= nil or o.joins or false, o.ids
   local least, most, top = 0, 0, 0
   for _, id in pairs(o.ids) do
-    least, most, top = math.min(least, o.scores[id]), math.max(most, id), math.max(top, o.scores[id])
+    local score = o.scores and o.scores[id] or 0
+    least, most, top = math.min(least, score), math.max(most, id), math.max(top, score)
   end
-  local model, scores, trie, joined = ffi.new "ms_text_model", ffi.new(DOUBLES, most + 1), trie_of(o.ids, most), nil
-  for _, id in pairs(o.ids) do scores[id] = o.scores[id] end
-  if o.joins then
-    joined, model.pair_bits = pairs_of(o.ids, o.scores)
-    model.pairs = joined
+  local scores, joined
+  if joins then
+    joined, model.pair_bits = table_of(o.merges or pairs_of(o.ids, o.scores))
+    model.pairs, parts = joined, {}
+    local size = (o.by_byte and 1 or 4) + #(o.prefix or "") + #(o.suffix or "")
+    for token, id in pairs(o.ids) do parts[token] = #token <= size and id or nil end
+  else
+    scores = ffi.new(DOUBLES, most + 1)
+    for _, id in pairs(o.ids) do scores[id] = o.scores[id] end
   end
-  local bytes = o.bytes and ffi.new(INTS, 256)
+  local trie, bytes = trie_of(parts, most), o.bytes and ffi.new(INTS, 256)
   for b = 0, bytes and 255 or -1 do bytes[b] = o.bytes[b] or -1 end
   model.trie, model.scores, model.bytes, model.unknown = trie, scores, bytes, o.unknown or -1
   model.unknown_score = o.single and single(least - PENALTY) or least - PENALTY
-  model.single, model.cuts = o.single and 1 or 0, o.cut and 1 or 0
-  return setmetatable({ ids = o.ids, joins = o.joins or false, cut = o.cut, _o = o, _model = model, _top = top,
+  model.single, model.cuts = (o.single or joins) and 1 or 0, o.cut and 1 or 0
+  model.by_byte, model.fuses = o.by_byte and 1 or 0, o.apart and 0 or 1
+  model.prefix, model.prefix_size = o.prefix, #(o.prefix or "")
+  model.suffix, model.suffix_size = o.suffix, #(o.suffix or "")
+  return setmetatable({ ids = o.ids, joins = joins, cut = o.cut, _o = o, _model = model, _top = top,
     _kept = { trie, joined, scores, bytes }, _words = {}, _cached = 0 }, Vocabulary)
 end
+
+--- Returns `sign` if it is a token and begins words: no token has it after another text. Otherwise nil.
+---@param ids table<string, integer>
+---@param sign string
+---@return string?
+function M.cut_at(ids, sign)
+  if not ids[sign] then return nil end
+  for token in pairs(ids) do
+    local at = token:find(sign, 2, true)
+    while at do
+      if token:sub(at - #sign, at - 1) ~= sign then return nil end
+      at = token:find(sign, at + 1, true)
+    end
+  end
+  return sign
+end
+
+--- Says that each sign of a space begins a word, whatever is before it.
+function Vocabulary:cut_signs() self._model.cuts, self.cut = 2, SIGN end
 
 -- ---- encoding -------------------------------------------------------------------------------------------
 
 local capacity, ends = 0, nil
 
---- The tokens that Vocabulary:part found last, and the numbers of their bytes.
-M.found = { ids = nil, sizes = nil }
-local found = M.found
+local found = { ids = nil, sizes = nil }                -- tokens that were found last; sizes: of bytes
 
 local function reserve(n)
   if n <= capacity then return end
@@ -209,12 +245,47 @@ function Vocabulary:chunk(word, sum)
   return ids, sum
 end
 
-local function encode_word(self, word) return (self:chunk(word, 0)) end
+--- Adds the tokens of a text to a list.
+---@param list table  ids, n, reserve(more)
+---@param bytes ffi.cdata*  const uint8_t *
+---@param n integer
+---@param sum number  of the scores before it
+---@return number sum
+function Vocabulary:add(list, bytes, n, sum)
+  local at = 0
+  while at < n do
+    local count
+    at, count, sum = self:part(bytes, at, n, sum)
+    local to, ids = list:reserve(count) + list.n, found.ids
+    for k = 0, count - 1 do to[k] = ids[k] end
+    list.n = list.n + count
+  end
+  return sum
+end
 
---- The tokens of a word, as BPE:encode.
+--- The tokens that encode(self, word) gives, which are remembered in self._words; self._cached is their number.
+function M.remembered(self, word, encode)
+  local known = self._words[word]
+  if known then return known end
+  local ids = encode(self, word)
+  ids.n = #ids                                          -- # would search for the end at every use
+  if #word <= REMEMBERED then
+    if self._cached == WORDS then self._words, self._cached = {}, 0 end
+    self._words[word], self._cached = ids, self._cached + 1
+  end
+  return ids
+end
+
+local function encode_word(self, word)
+  local whole = self._o.whole and self.ids[word]
+  if whole then return { whole, sizes = { #word } } end
+  return (self:chunk(word, 0))
+end
+
+--- The tokens of a word: a list of ids; field `n` is their number, `sizes` has their bytes. Neither may be changed.
 ---@param word string
 ---@return integer[]
-function Vocabulary:encode(word) return bpe.remembered(self, word, encode_word) end
+function Vocabulary:encode(word) return M.remembered(self, word, encode_word) end
 
 --- The sum of scores after a token that a user has defined.
 ---@param size integer  its bytes
