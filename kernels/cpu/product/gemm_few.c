@@ -73,6 +73,7 @@ struct few_work {
 #include "cpu/product/gemm_few_types.h"
 #define VEC 32
 #define COLS 3
+#define PACKED
 #define TARGET __attribute__((target("arch=x86-64-v3")))
 #define LEVEL(x) x##_v3
 #define LOAD_BF16(p) (L(vec)) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16)
@@ -179,19 +180,24 @@ bool ms__gemm_takes_few(const ms_gemm *g)
     return few_of(g, &f, &x);
 }
 
-// Whether x is packed: for one group, or two that are nearly full. Two groups read the weight twice, so that types that
-// are converted take longer than with smaller tiles. Where the weight stays in a cache, packing gains nothing.
-static bool pays_to_pack(const few_work *f)
+// Rows in a group of packed x; 0: x is not packed. Where the weight stays in a cache, packing gains nothing. With
+// AVX-512, x is packed for one group, or two that are nearly full: two groups read the weight twice, so that types that
+// are converted take longer than with smaller tiles. With AVX2, a row beyond whole groups takes the time of a group,
+// which is less than the time of a row of half types without it.
+static int64_t packed_rows(const few_work *f)
 {
     bool converted = f->w_dtype != MS_F32 && f->w_dtype != MS_F64;
-    return isa_level() == 4 && f->n >= 512 && f->n * f->k >= LARGE && f->m > ROWS &&
-           (f->m <= GROUP || (f->m > GROUP + ROWS && !converted));
+    if (f->n < 512 || f->n * f->k < LARGE) return 0;
+    if (isa_level() == 3)
+        return f->m == ROWS || (f->m > ROWS && (f->m % ROWS != 1 || ms__is_half(f->w_dtype))) ? ROWS : 0;
+    bool pays = f->m > ROWS && (f->m <= GROUP || (f->m > GROUP + ROWS && !converted));
+    return isa_level() == 4 && pays ? GROUP : 0;
 }
 
-// Packs x (gemm_few_packed.h). row: memory for a row of k numbers.
-static void pack_x(const few_work *f, const ms_matrix *x, char *packed, char *row)
+// Packs x in groups of `rows` rows (gemm_few_packed.h). row: memory for a row of k numbers.
+static void pack_x(const few_work *f, int64_t rows, const ms_matrix *x, char *packed, char *row)
 {
-    int64_t from = ms__dtype_size(x->dtype), to = f->dtype == MS_F64 ? 8 : 4, lanes = 64 / to, rows = GROUP;
+    int64_t from = ms__dtype_size(x->dtype), to = f->dtype == MS_F64 ? 8 : 4, lanes = 64 / to;
     memset(packed, 0, (size_t)((f->m + rows - 1) / rows * f->x_group * to));
     for (int64_t i = 0; i < f->m; i++) {
         char *at = packed + (i / rows * f->x_group + i % rows * lanes) * to;
@@ -212,11 +218,12 @@ static ms_status few_products(const ms_gemm *g, few_work *next)
     int64_t size = ms__dtype_size(g->dtype), to = g->dtype == MS_F64 ? 8 : 4, lanes = 64 / to;
     f.x = x.data;
     f.x_rs = x.rs;
-    if (pays_to_pack(&f)) {
-        f.x_group = (f.k + lanes - 1) / lanes * lanes * GROUP;
-        size_t bytes = (size_t)((f.m + GROUP - 1) / GROUP * f.x_group * to);
+    int64_t rows = packed_rows(&f);
+    if (rows) {
+        f.x_group = (f.k + lanes - 1) / lanes * lanes * rows;
+        size_t bytes = (size_t)((f.m + rows - 1) / rows * f.x_group * to);
         MS_TRY(ms__alloc_scratch(&copy, bytes + (size_t)(f.k * to), g->what));
-        pack_x(&f, &x, copy->data, (char *)copy->data + bytes);
+        pack_x(&f, rows, &x, copy->data, (char *)copy->data + bytes);
         f.x = copy->data;
     } else if (ms__is_half(g->dtype) || x.cs != 1) {
         MS_TRY(ms__alloc_scratch(&copy, (size_t)(f.m * f.k * to), g->what));

@@ -184,6 +184,7 @@ static inline __attribute__((always_inline)) TARGET void L(block)(const int dtyp
 {
     REAL sums[FEW_ROWS * BLOCK * 4] __attribute__((aligned(64))), bias[BLOCK], room[BLOCK];
     const int64_t size = ms__dtype_size(f->dtype);
+    const bool added = VEC == 32 && f->x_group;  // sums are [row][BLOCK]
 #ifdef PACKED
     if (f->x_group) L(packed_columns)(dtype, f, j, n, sums);
     else L(columns)(dtype, f, j, n, sums);
@@ -193,8 +194,10 @@ static inline __attribute__((always_inline)) TARGET void L(block)(const int dtyp
     if (f->bias) ms__load(CLASS, f->dtype, n, bias, (const char *)f->bias + j * size, size);
     for (int64_t i = 0; i < f->m; i++) {
         char *to = (char *)f->c + (i * f->c_rs + j * f->c_cs) * size;
-        const REAL *s = sums + i * BLOCK * 4;
-        for (int64_t c = 0; c < n; c++) room[c] = (s[4 * c] + s[4 * c + 2]) + (s[4 * c + 1] + s[4 * c + 3]);
+        const REAL *s = sums + i * BLOCK * (added ? 1 : 4);
+        if (added) memcpy(room, s, (size_t)n * sizeof(REAL));
+        else
+            for (int64_t c = 0; c < n; c++) room[c] = (s[4 * c] + s[4 * c + 2]) + (s[4 * c + 1] + s[4 * c + 3]);
         if (f->scale)
             for (int64_t c = 0; c < n; c++) room[c] *= f->scale[j + c];
         if (f->bias)

@@ -5,6 +5,8 @@
 #define DTYPE MS_F32
 #define CLASS MS_C_F32
 #define LANES 16
+#define KIND "s"
+#define SIZE "4"
 #define L(x) LEVEL(x##_f32)
 #ifdef LOAD_F16
 #define CONVERTS(dtype) true
@@ -17,6 +19,8 @@
 #undef DTYPE
 #undef CLASS
 #undef LANES
+#undef KIND
+#undef SIZE
 #undef L
 #undef CONVERTS
 
@@ -24,6 +28,8 @@
 #define DTYPE MS_F64
 #define CLASS MS_C_F64
 #define LANES 8
+#define KIND "d"
+#define SIZE "8"
 #define L(x) LEVEL(x##_f64)
 #define CONVERTS(dtype) true
 #include "cpu/product/gemm_few_body.h"
@@ -31,6 +37,8 @@
 #undef DTYPE
 #undef CLASS
 #undef LANES
+#undef KIND
+#undef SIZE
 #undef L
 #undef CONVERTS
 
