@@ -207,6 +207,9 @@ ranks.describe(2, "an error in a backward", function()
       model:zero_grad()
       assert.equal(before, live(ms).allocated)
       ms.dist.recover()
+      ms.no_grad(function()                             -- as an optimizer would
+        for _, p in ipairs(model:parameters()) do p:mul_(1) end
+      end)
       ok, message = step(model, ms, event, rank)
       assert.is_true(ok, message)
       local got = take_gradients(model)
@@ -220,7 +223,7 @@ end)
 
 -- Two roots in one script, as a generator and a critic: one loss through both, and roots that stay gathered after
 -- forward.
-ranks.describe(2, "an error on one rank, with several roots,", function()
+local function several_roots()
   local function setup()
     local event = counter()
     local first, ms = make(event)
@@ -263,7 +266,12 @@ ranks.describe(2, "an error on one rank, with several roots,", function()
       event.at = nil
       if stop then stop(nil) end
       ms.dist.recover()
-      for _, m in ipairs { first, second, third } do m:zero_grad() end
+      for _, m in ipairs { first, second, third } do
+        m:zero_grad()
+        ms.no_grad(function()                           -- as an optimizer would
+          for _, p in ipairs(m:parameters()) do p:mul_(1) end
+        end)
+      end
       for _ = 1, 2 do
         ok, message = both(first, second, third, ms, event, rank)
         assert.is_true(ok, ("after an error at %d: %s"):format(at, tostring(message)))
@@ -324,7 +332,11 @@ ranks.describe(2, "an error on one rank, with several roots,", function()
       end
     end
   end)
-end)
+end
+ranks.describe(2, "an error on one rank, with several roots,", several_roots)
+-- Between nodes small gathers are queued, too.
+ranks.describe(2, "an error on one rank of two nodes, with several roots,", { env = { MOONSHARD_COMM_NODES = "2" } },
+  several_roots)
 
 ranks.describe(2, "a hook", function()
   it("may run operators, a collective, and a sharded forward and backward", function(rank)
