@@ -40,6 +40,10 @@ INLINE TARGET L(vec) L(joined)(L(vec) * s)
 }
 #undef JOIN
 
+// Whether rows without gaps are fetched in the order of their addresses instead of that of their use. With AVX2 (Zen 2)
+// one query then takes 0.7 to 0.9 of the time.
+INLINE TARGET bool L(in_order)(const ms_few *f, int64_t x_rs) { return VEC == 32 && x_rs == f->d * L(size)(f->dtype); }
+
 // The scores of rows [r, r + rows) with STEP / rows keys from j on, as far as they exist.
 INLINE TARGET void L(dots)(const int dtype, const int rows, const ms_few *f, int64_t r0, int64_t j)
 {
@@ -49,7 +53,9 @@ INLINE TARGET void L(dots)(const int dtype, const int rows, const ms_few *f, int
     const REAL *q = (const REAL *)f->rows + r0 * d;
     REAL *s = (REAL *)f->scores + r0 * f->scores_rs + j;
     L(vec) sums[L(PARTS)][STEP];
-    const char *at[STEP];
+    const bool dense = L(in_order)(f, x_rs);
+    const int bytes = cols * L(LANES) * (int)size / L(PARTS), lines = bytes < 64 ? 1 : bytes / 64;
+    const char *at[STEP], *next = x + ahead;
     EACH(cols, c) at[c] = x + (c < n ? c : n - 1) * x_rs;
 #pragma GCC unroll 1
     for (int part = 0; part < L(PARTS); part++) {
@@ -58,7 +64,10 @@ INLINE TARGET void L(dots)(const int dtype, const int rows, const ms_few *f, int
 #pragma GCC unroll 1
         for (int64_t p = part * STEP; p < d; p += L(LANES)) {
             L(vec) y[STEP];
-            if (p * size % 64 == 0) EACH(cols, c) __builtin_prefetch(at[c] + p * size + ahead);
+            if (dense) {
+                EACH(lines, l) __builtin_prefetch(next + l * 64);
+                next += bytes;
+            } else if (p * size % 64 == 0) EACH(cols, c) __builtin_prefetch(at[c] + p * size + ahead);
             EACH(cols, c) y[c] = L(load)(dtype, at[c] + p * size);
             EACH(rows, r)
             {
@@ -93,6 +102,9 @@ INLINE TARGET void L(strip)(const int dtype, const int rows, const int vecs, con
     const int64_t size = L(size)(dtype), x_rs = f->x_rs * size, n = f->n, d = f->d, s_rs = f->scores_rs,
                   ahead = f->ahead;
     const char *x = (const char *)f->x + j * size;
+    const bool dense = L(in_order)(f, x_rs);
+    const int bytes = vecs * STEP * (int)size, lines = bytes < 64 ? 1 : bytes / 64;
+    const char *next = (const char *)f->x + ahead + j * n * size;
     const REAL *s = (const REAL *)f->scores + r0 * s_rs;
     REAL *o = (REAL *)f->rows + r0 * d + j;
     L(vec) a[4][8];
@@ -100,7 +112,12 @@ INLINE TARGET void L(strip)(const int dtype, const int rows, const int vecs, con
 #pragma GCC unroll 1
     for (int64_t k = 0; k < n; k++, x += x_rs) {
         L(vec) y[8];
-        EACH(vecs, v) if (v * STEP * size % 64 == 0) __builtin_prefetch(x + v * STEP * size + ahead);
+        if (dense) {
+            EACH(lines, l) __builtin_prefetch(next + l * 64);
+            next += bytes;
+        } else {
+            EACH(vecs, v) if (v * STEP * size % 64 == 0) __builtin_prefetch(x + v * STEP * size + ahead);
+        }
         EACH(vecs, v) y[v] = L(load)(dtype, x + v * STEP * size);
         EACH(rows, r) EACH(vecs, v) a[r][v] += s[r * s_rs + k] * y[v];
     }
