@@ -58,6 +58,9 @@ local ROWS = {
   { "cvt%.f64%.f32", "D S", "to_f64(a)" },
   { "cvt%.rzi%.f%d+%.f%d+", "D S", "D(truncq(a))" }, { "cvt%.rni%.f%d+%.f%d+", "D S", "D(rintq(a))" },
   { "cvt%.rmi%.f%d+%.f%d+", "D S", "D(floorq(a))" }, { "cvt%.rpi%.f%d+%.f%d+", "D S", "D(ceilq(a))" },
+  { "cvt%.f32%.f16", "b32 b16", "to_f32(of_half(a))" },
+  { "cvt%.rn%.bf16%.f32", "b16 f32", "half(a, 7, -126, 127)" },
+  { "cvt%.rn%.f16%.f32", "b16 f32", "half(a, 10, -14, 15)" },
   { "cvt%.rn%.bf16x2%.f32", "b32 f32 f32", "half(b, 7, -126, 127) | half(a, 7, -126, 127) << 16" },
   { "cvt%.rn%.f16x2%.f32", "b32 f32 f32", "half(b, 10, -14, 15) | half(a, 10, -14, 15) << 16" },
   -- Comparisons.

@@ -129,6 +129,9 @@ for mode, f in pairs { rzi = "trunc", rni = "rint", rmi = "floor", rpi = "ceil" 
   form(("cvt.%s.f32.f32"):format(mode), "", "f32", "f32", ("nan_f32(%sf(a))"):format(f))
   form(("cvt.%s.f64.f64"):format(mode), "", "f64", "f64", f .. "(a)")
 end
+form("cvt.f32.f16", "", "f32", "b16", "f32_of(a)")
+form("cvt.rn.f16.f32", "", "b16", "f32", "f16_of(a)")
+form("cvt.rn.bf16.f32", "", "b16", "f32", "bf16_of(a)")
 form("cvt.rn.f16x2.f32", "", "b32", "f32 f32", "f16_of(b) | (u32)f16_of(a) << 16")
 form("cvt.rn.bf16x2.f32", "", "b32", "f32 f32", "bf16_of(b) | (u32)bf16_of(a) << 16")
 

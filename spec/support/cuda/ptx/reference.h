@@ -84,6 +84,12 @@ static uint64_t half(Q q, int fraction, int least, int most)
     uint64_t bits = n < first ? n : n - first + ((uint64_t)(e - least + 1) << fraction);
     return sign | (bits > inf ? inf : bits);
 }
+static Q of_half(I bits)
+{
+    int e = (int)(bits >> 10 & 31), fraction = (int)(bits & 1023);
+    Q q = e == 31 ? (fraction ? nanq("") : HUGE_VALQ) : scalbnq((e ? 1024 : 0) + fraction, (e ? e : 1) - 25);
+    return bits >> 15 & 1 ? -q : q;
+}
 static uint64_t saturated(Q q, int bits, int sign, int nan_is_zero)
 {
     if (q != q) return nan_is_zero ? 0 : (uint64_t)1 << (bits - 1);

@@ -230,6 +230,12 @@ INLINE u16 f16_of(f32 v)
     if (m < 0x38800000) return (u16)(sign | (u32)rintf(as_f32(m) * 0x1p24f));  // subnormal: a multiple of 2^-24
     return (u16)(sign | ((m - 0x38000000 + 0xfff + (m >> 13 & 1)) >> 13));
 }
+INLINE f32 f32_of(u16 h)
+{
+    u32 sign = (u32)(h & 0x8000) << 16, m = (u32)(h & 0x7fff) << 13;
+    f32 v = m < 0x0f800000 ? as_f32(m) * 0x1p112f : as_f32(m + 0x70000000);  // infinities and NaN have no such factor
+    return nan_f32(as_f32(bits_f32(v) | sign));
+}
 
 // ---- memory ----
 
