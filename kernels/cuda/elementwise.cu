@@ -311,15 +311,14 @@ static ms_status run_masked_fill(ms_call *c)
 
 // ---- whole tensors compared: one bool ----
 
-// How two elements are compared: exactly, as integers, or by a formula.
+// How two elements are compared: exactly, as integers, or by a formula and its numbers.
 struct comparison {
-    int code;
     bool exact_integers;
     double s, t;
 };
-static __device__ __forceinline__ bool is_same_element(const comparison &by, int code, double a, double b)
+template <int CODE> static __device__ __forceinline__ bool is_same_element(const comparison &by, double a, double b)
 {
-    return formula<double>::apply(code, a, b, 0, by.s, by.t) != 0;
+    return formula<double>::apply(CODE, a, b, 0, by.s, by.t) != 0;
 }
 // Sets *same to 0 unless formula CODE holds for all pairs of elements; for dense operands of float32 and half types.
 template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, int *same)
@@ -332,18 +331,18 @@ template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, i
     load_lanes(l, 1, i, n, a);
     load_lanes(l, 2, i, n, b);
     UNROLL
-    for (int j = 0; j < WIDE; j++) yes = yes && (j >= n || is_same_element(by, CODE, a[j], b[j]));
+    for (int j = 0; j < WIDE; j++) yes = yes && (j >= n || is_same_element<CODE>(by, a[j], b[j]));
     if (!yes) atomicAnd(same, 0);
 }
-__global__ void all_kernel(strided l, comparison by, int *same)
+template <int CODE> __global__ void all_kernel(strided l, comparison by, int *same)
 {
     int64_t i = GLOBAL_INDEX, at[3];
     if (i >= l.numel) return;
     place<3>(l, i, at);
     const char *p = l.data[1] + at[1], *q = l.data[2] + at[2];
-    bool yes = by.exact_integers ? own_value<int64_t>::load(l.dtype[1], p) == own_value<int64_t>::load(l.dtype[2], q)
-                                 : is_same_element(by, by.code, value<double>::load(l.dtype[1], p),
-                                                   value<double>::load(l.dtype[2], q));
+    bool yes = CODE == F_eq && by.exact_integers
+                   ? own_value<int64_t>::load(l.dtype[1], p) == own_value<int64_t>::load(l.dtype[2], q)
+                   : is_same_element<CODE>(by, value<double>::load(l.dtype[1], p), value<double>::load(l.dtype[2], q));
     if (!yes) atomicAnd(same, 0);
 }
 // Sets *same to `begin` or, if that is negative, stores *same, the result, in *out.
@@ -365,15 +364,16 @@ static ms_status all_elements_true(ms_call *c, int code, bool same, const ms_ten
     ms_status st = launch(c->op->name, index, truth_kernel, 1, 1, out, (int *)word->data, same ? 1 : 0);
     if (st == MS_OK && same && over->numel) {
         strided l = strided_of(3, x);
-        comparison by = { code, code == F_eq && a->dtype > MS_BF16 && b->dtype > MS_BF16, f_of(c, 0), f_of(c, 1) };
+        comparison by = { code == F_eq && a->dtype > MS_BF16 && b->dtype > MS_BF16, f_of(c, 0), f_of(c, 1) };
         bool dense = l.dense && is_narrow(a->dtype) && is_narrow(b->dtype);
         grid g = grid_of(dense ? up(over->numel, WIDE) : over->numel);
+#define OF(code) (dense ? dense_all_kernel<code> : all_kernel<code>)
         st = launch(c->op->name, index,
-                    !dense               ? all_kernel
-                    : code == F_eq       ? dense_all_kernel<F_eq>
-                    : code == F_is_close ? dense_all_kernel<F_is_close>
-                                         : dense_all_kernel<F_is_close_nan>,
+                    code == F_eq         ? OF(F_eq)
+                    : code == F_is_close ? OF(F_is_close)
+                                         : OF(F_is_close_nan),
                     g.blocks, g.threads, l, by, (int *)word->data);
+#undef OF
     }
     if (st == MS_OK) st = launch(c->op->name, index, truth_kernel, 1, 1, out, (int *)word->data, -1);
     ms__free(word);

@@ -8,6 +8,12 @@
 
 // n operands, of which the first is the output. Strides are in bytes.
 enum { MAX_OPERANDS = 4 };
+// Elements of so few are numbered by 32 bits, which are divided faster.
+#ifdef MS_EMULATED
+enum { FEW = 1000 };  // so that specs reach both ways
+#else
+enum { FEW = 0x7fffffff };
+#endif
 struct strided {
     int n, ndim;
     int64_t numel, shape[MS_MAX_DIMS];
@@ -15,6 +21,7 @@ struct strided {
     int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];  // 0 for k >= n
     uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
     bool dense;  // every operand is contiguous, a single element, or broadcast along the first dimensions
+    bool few;
     int64_t repeat[MAX_OPERANDS];  // dense: element i of operand k is at i (repeat 0) or at i % repeat
 };
 
@@ -24,7 +31,7 @@ static strided strided_of(int n, const ms_tensor *const *x)
     strided l = {};
     const ms_tensor *o = x[0];
     l.n = n;
-    l.numel = o->numel;
+    l.numel = o->numel, l.few = o->numel <= FEW;
     int64_t shape[MS_MAX_DIMS], stride[MAX_OPERANDS][MS_MAX_DIMS];
     for (int k = 0; k < n; k++) {
         const ms_tensor *t = x[k];
@@ -68,7 +75,7 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
 {
     UNROLL
     for (int k = 0; k < N; k++) at[k] = 0;
-    if (l.numel <= 0x7fffffff) {
+    if (l.few) {
         uint32_t rest = (uint32_t)i;
         ROLLED
         for (int d = l.ndim - 1; d >= 0; d--) {
@@ -99,7 +106,7 @@ static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64
         for (int j = 0; j < WIDE; j++) v[j] = one;
         return;
     }
-    if (r) i = l.numel <= 0x7fffffff ? (int64_t)((uint32_t)i % (uint32_t)r) : i % r;
+    if (r) i = l.few ? (int64_t)((uint32_t)i % (uint32_t)r) : i % r;
     const char *p = l.data[k] + i * l.size[k];
     if (n == WIDE) switch (l.dtype[k]) {
         case MS_F32: return load_wide((const float *)p, v);
