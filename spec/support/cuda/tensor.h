@@ -157,6 +157,6 @@ inline uint32_t pack_f16(float low, float high)
 {
     return ms_float_to_f16(low).bits | (uint32_t)ms_float_to_f16(high).bits << 16;
 }
-inline float exp2_fast(float x) { return exp2f(x); }
+inline float exp2_fast(float x) { return (float)exp2((double)x); }  // correctly rounded, as the executor of PTX does
 
 inline void *dynamic_shared() { return ms_shim::here.block->dynamic; }
