@@ -2,7 +2,8 @@
 --- Functions along a dimension on the (emulated) GPU, over all dtypes, over sizes at which kernels change (a thread, a
 --- warp, a block or several blocks a line), and over layouts: dense, transposed, at an odd offset. Many numbers are
 --- equal, and some are NaN. What a function refuses on the CPU it refuses there, too. Then copies, fills, conversions
---- and reads and writes by position, over all dtypes and over layouts whose dimensions cannot be merged.
+--- and reads and writes by position, over all dtypes and over layouts whose dimensions cannot be merged; products; and
+--- functions of rows, with gradients.
 local ms = require "moonshard"
 local process = require "spec.support.process"
 local on_gpu = require "spec.support.on_gpu"(6)
@@ -10,10 +11,11 @@ local on_gpu = require "spec.support.on_gpu"(6)
 -- Of layouts and positions, fewer cases run on g++'s kernels.
 local all_cases = process.gpu == "ptx" or os.getenv "MOONSHARD_LONG" ~= nil
 
+local F = ms.nn.F
 local BOUNDS = { float16 = 4e-3, bfloat16 = 3e-2, float32 = 2e-5, float64 = 1e-11 }
 local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool" }
 local SIZES = { { 1, 1 }, { 3, 70 }, { 70, 3 }, { 300, 5 }, { 2, 2100 }, { 2100, 2 }, { 1, 9000 },
-  { 3, 2, 3, 2, 2, 3 } }
+  { 3, 2, 3, 2, 2, 3 }, { 40, 16 }, { 3, 0 } }
 local LAYOUTS = {
   dense = function(x) return x end,
   transposed = function(x) return x:dim() == 2 and x:t() or x:permute(6, 3, 1, 5, 2, 4) end,
@@ -154,7 +156,7 @@ describe("in layouts of many dimensions, on a GPU #cuda", function()
       on_both(dtype, "add", function(x, of) return of(x) + of(x:flip(1)) end)
     end)
     on_gpu("functions of whole tensors have the CPU's numbers, " .. dtype, function()
-      for _, n in ipairs(all_cases and { 1, 7, 33, 600, 5000 } or { 1, 600 }) do
+      for _, n in ipairs(all_cases and { 1, 7, 9, 10, 11, 12, 13, 14, 33, 40, 600, 5000 } or { 1, 600 }) do
         for skip = 1, 2 do
           for name, fn in pairs {
             nonzero = function(x) return x:nonzero() end,
@@ -164,7 +166,16 @@ describe("in layouts of many dimensions, on a GPU #cuda", function()
             end,
             tril = function(x) return x:narrow(1, 1, math.floor(n / 7) * 7):reshape(-1, 7):tril(-1) end,
             triu = function(x) return x:reshape(1, -1):expand(5, n):triu(2) end,
-            equal = function(x) return ms.tensor { x:equal(x:clone()), x:equal(x:flip(1)), x:allclose(x) } end,
+            equal = function(x)
+              local y = x:to "float32"
+              return ms.tensor { x:equal(x:clone()), x:equal(x:flip(1)), x:allclose(x), x:equal(y),
+                y:allclose(x, { equal_nan = true }), x:allclose(y:narrow(1, 1, 1)),
+                x:expand(3, n):equal(x:expand(3, n)) }
+            end,
+            mixed = function(x)
+              local y = ms.arange(0, n, { dtype = "float32", device = x.device })
+              return y + x, x * y, y - x:narrow(1, 1, 1), x:expand(5, n) + y, (x:expand(5, n):contiguous() * x), x * 2
+            end,
             ones = function(x) return ms.ones_like(x), ms.full({ n }, 3, { dtype = dtype, device = x.device }) end,
             arange = function(x)
               local y = ms.zeros({ n, 2 }, { dtype = dtype, device = x.device })
@@ -182,6 +193,28 @@ describe("in layouts of many dimensions, on a GPU #cuda", function()
             assert.equal(got[1] == nil, got[2] == nil, name)
             if got[1] then same(name .. " of " .. n, got[1], got[2], dtype) end
           end
+        end
+      end
+    end)
+    on_gpu("products have the CPU's numbers, " .. dtype, function()
+      for _, size in ipairs { { 3, 5, 2 }, { 70, 37, 67 }, { 1, 130, 4 } } do
+        local m, k, n = unpack(size)
+        local a, b = numbers({ 2, m, k }, dtype), numbers({ 2, k, n }, dtype)
+        local c, line = numbers({ 2, m, n }, dtype), numbers({ n }, dtype)
+        for turned = 0, 3 do
+          local got = {}
+          for at, device in ipairs { "cpu", "cuda" } do
+            local x, y, z, w = a:to(device), b:to(device), c:to(device), line:to(device)
+            if turned % 2 == 1 then x = x:transpose(2, 3):contiguous():transpose(2, 3) end
+            if turned >= 2 then y = y:transpose(2, 3):contiguous():transpose(2, 3) end
+            got[at] = results(x, function()
+              return x:matmul(y), z:baddbmm(x, y), BOUNDS[dtype] and F.linear(x, y:select(1, 1):t(), w) or x,
+                BOUNDS[dtype] and F.gelu_mlp(x * 0.1, y:select(1, 1):t() * 0.1, w, y:select(1, 2) * 0.1) or x
+            end)
+          end
+          local what = ("products of %d x %d x %d, %d"):format(m, k, n, turned)
+          assert.equal(got[1] == nil, got[2] == nil, what)
+          if got[1] then same(what, got[1], got[2], dtype) end
         end
       end
     end)
@@ -211,6 +244,64 @@ describe("in layouts of many dimensions, on a GPU #cuda", function()
                 end
               end)
             end
+          end
+        end
+      end)
+    end
+  end
+end)
+
+-- Functions of rows x of n numbers, with weights w and b of n numbers, ids of columns and the gradient's shape.
+local ROWS = {
+  layer_norm = function(x, w, b, n) return F.layer_norm(x, { n }, w, b) end,
+  ["layer_norm without weights"] = function(x, _, _, n) return F.layer_norm(x, { n }) end,
+  ["layer_norm of a sum"] = function(x, w, b, n) return (F.layer_norm(x, { n }, w, b, { residual = x * 2 })) end,
+  rms_norm = function(x, w, _, n) return F.rms_norm(x, { n }, w) end,
+  batch_norm = function(x, w, b) return F.batch_norm(x, nil, nil, w, b, { training = true }) end,
+  ["cross_entropy of rows"] = function(x, _, _, _, ids) return F.cross_entropy(x, ids, { reduction = "none" }) end,
+  ["cross_entropy without a class"] = function(x, w, _, _, ids)
+    return F.cross_entropy(x, ids, { weight = w:detach():abs(), ignore_index = 1, label_smoothing = 0.1 })
+  end,
+  ["sum of cross_entropy"] = function(x, _, _, _, ids)
+    return F.cross_entropy(x, ids, { reduction = "sum", ignore_index = 1 })
+  end,
+  linear_cross_entropy = function(x, w, b, _, ids)
+    return F.linear_cross_entropy(x, ms.stack({ w, b, w * 2 }), ids:remainder(3))
+  end,
+  softmax = function(x) return F.softmax(x, 2) end,
+  log_softmax = function(x) return F.log_softmax(x, 1) end,
+  gelu = function(x) return F.gelu(x, { approximate = "tanh" }) end,
+  mse_loss = function(x) return F.mse_loss(x, x:flip(1)) end,
+  ["squares of mse_loss"] = function(x) return F.mse_loss(x, x:flip(2), { reduction = "none" }) end,
+  embedding = function(x, _, _, _, _, places) return F.embedding(places, x) end,
+  rotary = function(x, _, _, n) return F.rotary_embedding(x:reshape(1, -1, 1, n)) end,
+}
+
+describe("rows of numbers, on a GPU #cuda", function()
+  for name, fn in pairs(ROWS) do
+    for dtype in pairs(BOUNDS) do
+      on_gpu(("%s and its gradients are the CPU's in %s"):format(name, dtype), function()
+        -- Rows and whole tensors end at each place of a pack of 8 numbers.
+        local shapes = { { 3, 6 }, { 33, 40 }, { 70, 266 }, { 3, 9 }, { 3, 10 }, { 3, 11 }, { 3, 12 }, { 3, 13 },
+          { 3, 15 }, { 1100, 24 }, { 2, 2100 }, { 2, 9000 } }
+        for k = 1, all_cases and #shapes or 3 do
+          for skip = 1, all_cases and 2 or 1 do
+            local m, n = unpack(shapes[k])
+            local x, w = ms.randn { m, n + skip - 1 }, ms.randn { 2, n + skip - 1 }
+            local ids, places, g, got = ms.randint(0, n, { m }), ms.randint(0, m, { 50 }), nil, {}
+            for at, device in ipairs { "cpu", "cuda" } do
+              local function leaf(t) return t:to(dtype):to(device):narrow(-1, skip, n):detach():requires_grad_(true) end
+              local rows, weights, bias = leaf(x), leaf(w:select(1, 1)), leaf(w:select(1, 2))
+              got[at] = results(rows, function()
+                local y = fn(rows, weights, bias, n, ids:to(device), places:to(device))
+                g = g or ms.randn(y.shape)
+                y:backward(g:to(dtype):to(device))
+                return y:detach(), rows.grad, weights.grad or y:detach(), bias.grad or y:detach()
+              end)
+            end
+            local what = ("%s of %d x %d, from %d"):format(name, m, n, skip)
+            assert.equal(got[1] == nil, got[2] == nil, what)
+            if got[1] then same(what, got[1], got[2], dtype) end
           end
         end
       end)
