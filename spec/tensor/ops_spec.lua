@@ -208,3 +208,40 @@ describe("reductions", function()
     ms.testing.assert_close(t:softmax(1):sum(1), ms.ones(3))
   end)
 end)
+
+describe("large tensors whose rows lie across another's memory", function()
+  -- As `view`, but in the order of its rows.
+  local function whole(view) return ms.empty(view.shape, { dtype = view.dtype }):copy_(view) end
+  -- Two tensors of one shape; the second one's dimensions are in another order in memory.
+  local function pair(dtype, order)
+    ms.manual_seed(3)
+    local shape = order == 2 and { 250, 170 } or { 7, 90, 80 }
+    local y
+    if order == 2 then y = ms.randint(0, 9, { 170, 250 }, { dtype = dtype }):t()
+    else y = ms.randint(0, 9, { 80, 7, 90 }, { dtype = dtype }):permute(2, 3, 1) end
+    return ms.randint(0, 9, shape, { dtype = dtype }), y
+  end
+  for _, dtype in ipairs { "float32", "float64", "bfloat16", "int64", "int32", "uint8" } do
+    for order = 2, 3 do
+      it(("are combined with it, %s of %d dimensions"):format(dtype, order), function()
+        local x, y = pair(dtype, order)
+        local dense = whole(y)
+        assert.is_true((x + y):equal(x + dense))
+        assert.is_true((y * x):equal(dense * x))
+        assert.is_true(x:lt(y):equal(x:lt(dense)))
+        assert.is_true(ms.where(y:gt(4), x, y):equal(ms.where(dense:gt(4), x, dense)))
+        assert.is_true(y:to("float64"):equal(dense:to "float64"))
+        assert.is_true((y + y:mul(2)):equal(dense * 3))
+      end)
+      it(("are changed in place, %s of %d dimensions"):format(dtype, order), function()
+        local x, y = pair(dtype, order)
+        local dense = whole(y)
+        y:add_(x):mul_(y)
+        dense:add_(x):mul_(dense)
+        assert.is_true(whole(y):equal(dense))
+        x:add_(y)
+        assert.is_true(x:equal(pair(dtype, order) + dense))
+      end)
+    end
+  end
+end)

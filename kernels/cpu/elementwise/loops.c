@@ -237,6 +237,23 @@ static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
+static void swap_dimensions(ms_loop *l, int a, int b)
+{
+    int64_t size = l->shape[a];
+    l->shape[a] = l->shape[b], l->shape[b] = size;
+    for (int k = 0; k < l->n; k++) {
+        int64_t stride = l->stride[k][a];
+        l->stride[k][a] = l->stride[k][b], l->stride[k][b] = stride;
+    }
+}
+
+// Sorts dimensions by the output's strides.
+static void sort_dimensions(ms_loop *l)
+{
+    for (int d = 1; d < l->ndim; d++)
+        for (int e = d; e > 0 && llabs(l->stride[0][e - 1]) < llabs(l->stride[0][e]); e--) swap_dimensions(l, e - 1, e);
+}
+
 // Drops dimensions of size 1 and merges adjacent dimensions that every operand can traverse with one stride. A short
 // last dimension is swapped with a much longer one, because each row costs tens of nanoseconds.
 static int64_t collapse(ms_loop *l)
@@ -258,16 +275,7 @@ static int64_t collapse(ms_loop *l)
         int best = nd - 1;
         for (int d = 0; d < nd - 1; d++)
             if (l->shape[d] > 4 * l->shape[best]) best = d;
-        if (best != nd - 1) {
-            int64_t s = l->shape[best];
-            l->shape[best] = l->shape[nd - 1];
-            l->shape[nd - 1] = s;
-            for (int k = 0; k < l->n; k++) {
-                s = l->stride[k][best];
-                l->stride[k][best] = l->stride[k][nd - 1];
-                l->stride[k][nd - 1] = s;
-            }
-        }
+        if (best != nd - 1) swap_dimensions(l, best, nd - 1);
     }
     return numel;
 }
@@ -346,6 +354,37 @@ bool ms__cpu_prepare_loop(ms_call *c, ms_prepared *p)
 
 // ---- loops ----
 
+// If operand k of a large loop, x, lies across the output's rows, so that each element of a row is in a cache line of
+// its own, lets the loop read a copy of it in the output's order, which is made in tiles (copy.c). Returns the copy;
+// NULL if there is no need, or no memory.
+static ms_tensor *turn_operand(ms_loop *l, int k, ms_tensor *x)
+{
+    enum { LINE = 64, LEAST = 32768 };
+    int64_t size = ms__dtype_size(x->dtype), stride[MS_MAX_DIMS], numel = 1;
+    int inner = l->ndim - 1;
+    bool across = false;
+    if (x->numel < LEAST || llabs(l->stride[k][inner]) < LINE || l->stride[0][inner] != ms__dtype_size(l->dtype[0]))
+        return NULL;
+    for (int d = 0; d <= inner; d++) {
+        numel *= l->shape[d];
+        stride[d] = l->stride[k][d] / size;
+        across |= stride[d] == 1 && l->shape[d] * size >= LINE;
+    }
+    ms_tensor *copy = NULL;
+    if (!across || numel != x->numel || ms__tensor_new(&copy, x->dtype, MS_CPU, l->ndim, l->shape, "copy") != MS_OK)
+        return NULL;
+    ms_tensor *view = ms__tensor_view(x, l->ndim, l->shape, stride, x->offset);
+    ms_status st = ms__copy_data(copy, view);
+    ms__release(view);
+    if (st != MS_OK) {
+        ms__release(copy);
+        return NULL;
+    }
+    l->data[k] = ms__data(copy);
+    for (int d = 0; d <= inner; d++) l->stride[k][d] = copy->stride[d] * size;
+    return copy;
+}
+
 void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p)
 {
     const ms_tensor *o = x[0];
@@ -399,5 +438,9 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
         for (int d = 0; d < o->ndim; d++)
             l.stride[k][d] = d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * size;
     }
+    sort_dimensions(&l);
+    ms_tensor *copy[MS_LOOP_MAX] = { NULL };
+    for (int k = 1; k < n; k++) copy[k] = turn_operand(&l, k, x[k]);
     ms__loop_run(&l);
+    for (int k = 1; k < n; k++) ms__release(copy[k]);
 }

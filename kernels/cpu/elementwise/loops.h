@@ -3,8 +3,9 @@
 //
 // An inner loop works on contiguous chunks of one of four computing types. The engine iterates over strided and
 // broadcast operands and converts element types in chunks that fit the first-level cache. One loop per operator and
-// computing type therefore serves every dtype and layout; half types are loaded as float and rounded on store; no
-// tensor is copied as a whole. Contiguous operands of the computing type are passed to the loop in place.
+// computing type therefore serves every dtype and layout; half types are loaded as float and rounded on store.
+// Contiguous operands of the computing type are passed to the loop in place; only a large operand that lies across the
+// output's rows is copied as a whole.
 #ifndef MS_LOOPS_H
 #define MS_LOOPS_H
 

@@ -99,7 +99,7 @@ function M.cases(t, rows, cols, isa)
   case("add a row", 8, 1, "add", { x, t.w })
   case("add a column", 8, 1, "add", { x, t.column })
   case("add transposed", 12, 1, "add", { x, t.turned }, nil, nil,
-    "a strided operand is read along the rows of the result: make it contiguous first")
+    "an operand that lies across the rows of the result is turned in tiles first")
   case("addcmul", 16, 3, "addcmul", { x, y, y }, nil, { 0.5 })
   case("lerp", 12, 8, "lerp", { x, y }, nil, { 0.3 })
   case("eq", 9, 2, "eq", { x, y })
