@@ -4,6 +4,7 @@ local data = require "spec.support.tokenizer_data"
 local folders = require "spec.support.hf_folders"
 local gguf_file = require "moonshard.io.gguf"
 local golden = require "spec.support.golden"
+local message = require "spec.support.message"
 local ms = require "moonshard"
 local process = require "spec.support.process"
 
@@ -159,4 +160,48 @@ describe("a GGUF file", function()
       assert.is_truthy(err:find(text, 1, true), err)
     end
   end)
+
+  local SMALL = {
+    llama = { vocab_size = 32, hidden_size = 32, intermediate_size = 64, num_hidden_layers = 1,
+      num_attention_heads = 2 },
+    gpt2 = { vocab_size = 32, n_embd = 32, n_layer = 1, n_head = 2 },
+  }
+  SMALL.qwen2 = SMALL.llama
+  local function small(kind, changes)
+    local config = { model_type = kind }
+    for key, value in pairs(SMALL[kind]) do config[key] = value end
+    for key, value in pairs(changes or {}) do config[key] = value end
+    return ms.hf.create(config)
+  end
+
+  for _, row in ipairs { { "llama", "hidden_act", "gelu", "silu" }, { "qwen2", "hidden_act", "relu", "silu" },
+    { "gpt2", "activation_function", "gelu", "gelu_new" }, { "gpt2", "activation_function", "silu", "gelu_new" } } do
+    local kind, key, act, means = unpack(row)
+    it(("is refused for an activation that it cannot name: %s, %s"):format(kind, act), function()
+      local text = message(ms.hf.save, small(kind, { [key] = act }), folder .. "/x.gguf")
+      assert.is_truthy(text:find(("key '%s' of the model's configuration is '%s', but GGUF files of %s always mean '%s'")
+        :format(key, act, kind, means), 1, true), text)
+      ms.hf.save(small(kind, { [key] = means }), folder .. "/x.gguf")
+    end)
+  end
+
+  it("is refused for unmerged adapters, and has merged ones", function()
+    local model = small "llama"
+    local adapters = ms.nn.lora(model, { target = { "q", "v" }, rank = 4 })
+    for _, layer in ipairs(adapters.layers) do layer.module.lora_B:detach():fill_(0.1) end
+    local logits = model(folders.ids(S)):detach()
+    local text = message(ms.hf.save, model, folder .. "/x.gguf")
+    assert.is_truthy(text:find("lora_A', which its architecture lacks; of adapters, call merge() first", 1, true), text)
+    adapters:merge()
+    ms.hf.save(model, folder .. "/x.gguf")
+    assert.is_true(ms.hf.load(folder .. "/x.gguf")(folders.ids(S)):allclose(logits, { atol = 1e-5 }))
+  end)
+
+  for key, value in pairs { partial_rotary_factor = 0.5, rope_parameters = { rope_type = "llama3", rope_theta = 10000,
+    factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 16 } } do
+    it("is refused for rotary positions that llama.cpp lacks: qwen2, " .. key, function()
+      local text = message(ms.hf.save, small("qwen2", { [key] = value }), folder .. "/x.gguf")
+      assert.is_truthy(text:find(key == "rope_parameters" and "the RoPE scaling llama3" or key, 1, true), text)
+    end)
+  end
 end)

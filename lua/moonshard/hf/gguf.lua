@@ -34,10 +34,13 @@ local LLAMA = {
   { "num_attention_heads", "attention.head_count", "u32" }, { "num_key_value_heads", "attention.head_count_kv", "u32" },
   { "rms_norm_eps", "attention.layer_norm_rms_epsilon", "f32" },
 }
+-- act: the key of the activation, and the values that are what llama.cpp computes; the file does not name it.
+local SILU = { key = "hidden_act", means = "'silu'", silu = true, swish = true }
+local GELU = { key = "activation_function", means = "'gelu_new', with tanh", gelu_new = true, gelu_pytorch_tanh = true }
 local KINDS = {
-  LlamaForCausalLM = { name = "llama", keys = LLAMA, pairs = true },
-  Qwen2ForCausalLM = { name = "qwen2", keys = LLAMA },
-  GPT2LMHeadModel = { name = "gpt2", keys = {
+  LlamaForCausalLM = { name = "llama", keys = LLAMA, act = SILU, pairs = true },
+  Qwen2ForCausalLM = { name = "qwen2", keys = LLAMA, act = SILU },
+  GPT2LMHeadModel = { name = "gpt2", act = GELU, keys = {
     { "n_layer", "block_count", "u32" }, { "n_positions", "context_length", "u32" },
     { "n_embd", "embedding_length", "u32" }, { "n_head", "attention.head_count", "u32" },
     { "n_inner", "feed_forward_length", "u32" }, { "layer_norm_epsilon", "attention.layer_norm_epsilon", "f32" },
@@ -127,15 +130,24 @@ function M.save(model, path, dtype)
       table.concat(errors.names(KINDS), ", "))
   end
   local o = model.model.options
+  if not kind.act[o.act] then
+    errors.raise("hf.save: key '%s' of the model's configuration is '%s', but GGUF files of %s always mean %s",
+      kind.act.key, o.act, kind.name, kind.act.means)
+  end
   local scaling = o.rotary and o.rotary.kind
-  if scaling == "yarn" or scaling == "longrope" or scaling == "dynamic" or o.window then
+  if o.rotary and o.rotary.d ~= o.head_dim then
+    errors.raise("hf.save: GGUF files of %s with the key 'partial_rotary_factor' are not supported", kind.name)
+  end
+  local is_lost = scaling == "yarn" or scaling == "longrope" or scaling == "dynamic"
+    or scaling == "llama3" and kind.name ~= "llama"
+  if is_lost or o.window then
     errors.raise("hf.save: GGUF files with %s are not supported", o.window and "a window" or "the RoPE scaling " .. scaling)
   end
   dtype = dtype or model:parameters()[1].dtype
   local groups = agree.groups_of(model)
   local mine = agree.is_first(groups)
   module.reshard_all(model)
-  local entries, list = names.entries(model, NAMES), {}
+  local entries, list = names.to_save(model, NAMES), {}
   for k, e in ipairs(entries) do
     local matrix = #e.shape == 2 and e.file ~= "position_embd.weight"
     local as = matrix and dtype or "float32"

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Names of parameters, here and in Hugging Face's files: tables of pairs, read in both directions. A pair fits a name
 --- that begins with it; "#" stands for a number. The first pair that fits is replaced; other names are equal in both.
+local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 
 local M = {}
@@ -59,6 +60,22 @@ function M.entries(model, pairs_of)
     end
   end
   return list, added
+end
+
+--- What a model has to write: `entries` without those of merged adapters. Raises if the model has other parameters that
+--- its architecture lacks.
+---@param model Module  of ms.hf.load
+---@param pairs_of? table  the names of another kind of files (default: those of the model's family)
+---@return table[]  as of `entries`
+function M.to_save(model, pairs_of)
+  local entries, added = M.entries(model, pairs_of)
+  for _, e in ipairs(added) do
+    if not e.owner.lora_merged then
+      errors.raise("hf.save: the model has '%s', which its architecture lacks; of adapters, call merge() first, or save "
+        .. "them alone", e.name)
+    end
+  end
+  return entries
 end
 
 --- Remembers the names of a new model's tensors.

@@ -225,14 +225,7 @@ end
 ---@return table<string, boolean> written  names of the files
 function M.save(model, folder, most, mine)
   module.reshard_all(model)
-  local entries, added = names.entries(model)
-  for _, e in ipairs(added) do
-    if not e.owner.lora_merged then
-      errors.raise("hf.save: the model has '%s', which its architecture lacks; of adapters, call merge() first, or save "
-        .. "them alone", e.name)
-    end
-  end
-  local parts, total = divide(entries, most)
+  local parts, total = divide(names.to_save(model), most)
   local index, written = { metadata = { total_size = total }, weight_map = {} }, {}
   no_grad(function()
     for k, part in ipairs(parts) do
