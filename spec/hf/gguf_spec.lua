@@ -50,10 +50,10 @@ describe("a GGUF file", function()
       { "tokenizer.ggml.token_type", "i32s", { 1, -3, 1 } } }, {
       { name = "plain", kind = "float32", shape = { 5 } }, { name = "half", kind = "float16", shape = { 4, 3 } },
       { name = "brain", kind = "bfloat16", shape = { 2, 64 } }, { name = "q8", kind = "q8_0", shape = { 4, 64 } } })
-    gguf_file.put(file, t[1]:narrow(1, 1, 5), "float32")
-    gguf_file.put(file, t:narrow(2, 1, 3), "float16")
-    gguf_file.put(file, t:narrow(1, 1, 2), "bfloat16")
-    gguf_file.put(file, t, "q8_0")
+    gguf_file.put(file, t[1]:narrow(1, 1, 5), "float32", "plain")
+    gguf_file.put(file, t:narrow(2, 1, 3), "float16", "half")
+    gguf_file.put(file, t:narrow(1, 1, 2), "bfloat16", "brain")
+    gguf_file.put(file, t, "q8_0", "q8")
     file:close()
     assert.is_true((reference()) == process.read(path))
   end)
@@ -182,6 +182,21 @@ describe("a GGUF file", function()
       assert.is_truthy(text:find(("key '%s' of the model's configuration is '%s', but GGUF files of %s always mean '%s'")
         :format(key, act, kind, means), 1, true), text)
       ms.hf.save(small(kind, { [key] = means }), folder .. "/x.gguf")
+    end)
+  end
+
+  for _, row in ipairs { { 1e6, "float16" }, { 1e9, "q8_0" }, { 3.4e38, "bfloat16" }, { 0 / 0, "float32" },
+    { 0 / 0, "q8_0" }, { math.huge, "float16" } } do
+    local number, dtype = unpack(row)
+    it(("is refused if a weight is %g and the matrices are %s"):format(number, dtype), function()
+      local model = small "llama"
+      model.model.layers[1].mlp.up.weight:detach():select(1, 3):narrow(1, 2, 1):fill_(number)
+      local text = message(ms.hf.save, model, folder .. "/x.gguf", { dtype = dtype })
+      assert.is_truthy(text:find("hf.save: tensor 'blk.0.ffn_up.weight' has ", 1, true), text)
+      local is_finite = math.abs(number) < math.huge
+      assert.is_truthy(text:find(is_finite and ("more than %s holds"):format(dtype) or "NaN or an infinity", 1, true), text)
+      assert.is_nil(require("lfs").attributes(folder .. "/x.gguf"))
+      assert.is_nil(require("lfs").attributes(folder .. "/x.gguf.new"))
     end)
   end
 

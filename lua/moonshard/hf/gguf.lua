@@ -159,13 +159,13 @@ function M.save(model, path, dtype)
   end
   agree.together(groups, function()
     local new, file = path .. ".new", nil
-    if mine then
-      local made, why = regular.create(path, new)
-      file = made
-      if not file then errors.raise("hf.save: cannot write '%s': %s", path, tostring(why)) end
-      files.begin(file, values_of(model, kind, dtype), list)
-    end
-    no_grad(function()
+    local function write()
+      if mine then
+        local why
+        file, why = regular.create(path, new)
+        if not file then errors.raise("hf.save: cannot write '%s': %s", path, tostring(why)) end
+        files.begin(file, values_of(model, kind, dtype), list)
+      end
       for _, item in ipairs(list) do
         scope.run("save", function()
           local e = item.entry

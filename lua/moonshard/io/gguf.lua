@@ -215,14 +215,25 @@ local function quantized(t)
   return factor:to "float16", q
 end
 
---- Writes one tensor.
+local function is_finite(t) return t:numel() == 0 or t:isfinite():all():item() end
+
+-- Raises if the numbers that are written, or factors of them, are not finite.
+local function check_finite(t, stored, kind, name)
+  if is_finite(stored) then return end
+  if not is_finite(t) then errors.raise("hf.save: tensor '%s' has NaN or an infinity", name) end
+  errors.raise("hf.save: tensor '%s' has numbers of magnitude %g, more than %s holds", name, t:abs():max():item(), kind)
+end
+
+--- Writes one tensor. Errors: a number that is not finite, or that the kind cannot hold.
 ---@param file file*
 ---@param t Tensor  on the CPU
 ---@param kind string  "float32", "float16", "bfloat16" or "q8_0"
-function M.put(file, t, kind)
+---@param name string  for messages
+function M.put(file, t, kind, name)
   local bytes
   if kind == "q8_0" then
     local factor, q = quantized(t)
+    check_finite(t, factor, kind, name)
     local n = q:size(1)
     local _, f = raw.contiguous(factor)
     local _, v = raw.contiguous(q)
@@ -235,7 +246,9 @@ function M.put(file, t, kind)
     bytes = n * BLOCK_BYTES
     t = out
   else
-    t = t:to(kind):contiguous()
+    local stored = t:to(kind):contiguous()
+    check_finite(t, stored, kind, name)
+    t = stored
     bytes = t:numel() * t:element_size()
   end
   local kept, data = raw.contiguous(t)
