@@ -185,6 +185,20 @@ describe("a GGUF file", function()
     end)
   end
 
+  it("keeps the tokens that end a text", function()
+    for _, ids in ipairs { { 2 }, { 0, 2 }, { 3, 0, 2 } } do
+      local model = small("llama", { eos_token_id = ids })
+      ms.hf.save(model, folder .. "/x.gguf")
+      assert.are.same(#ids > 1 and ids or ids[1], ms.hf.load(folder .. "/x.gguf").config.eos_token_id)
+      model.generation_config = { eos_token_id = { 5, 6 } }        -- it goes before config.json
+      ms.hf.save(model, folder .. "/x.gguf")
+      assert.are.same({ 5, 6 }, ms.hf.load(folder .. "/x.gguf").config.eos_token_id)
+    end
+    local warned = ms.catch_warnings(ms.hf.save, small("llama", { eos_token_id = { 9, 8, 7, 6, 5 } }), folder .. "/x.gguf")
+    assert.is_truthy(table.concat(warned):find("5 tokens end a text of the model, a GGUF file has 3: 6, 5 are left out",
+      1, true))
+  end)
+
   for _, row in ipairs { { 1e6, "float16" }, { 1e9, "q8_0" }, { 3.4e38, "bfloat16" }, { 0 / 0, "float32" },
     { 0 / 0, "q8_0" }, { math.huge, "float16" } } do
     local number, dtype = unpack(row)
@@ -194,7 +208,8 @@ describe("a GGUF file", function()
       local text = message(ms.hf.save, model, folder .. "/x.gguf", { dtype = dtype })
       assert.is_truthy(text:find("hf.save: tensor 'blk.0.ffn_up.weight' has ", 1, true), text)
       local is_finite = math.abs(number) < math.huge
-      assert.is_truthy(text:find(is_finite and ("more than %s holds"):format(dtype) or "NaN or an infinity", 1, true), text)
+      local why = is_finite and ("more than %s holds"):format(dtype) or "NaN or an infinity"
+      assert.is_truthy(text:find(why, 1, true), text)
       assert.is_nil(require("lfs").attributes(folder .. "/x.gguf"))
       assert.is_nil(require("lfs").attributes(folder .. "/x.gguf.new"))
     end)

@@ -81,6 +81,28 @@ local function tokenizer_values(model)
   return values or NONE
 end
 
+local BOS = "tokenizer.ggml.bos_token_id"
+-- Keys of the tokens at which llama.cpp ends a text.
+local ENDS = { "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id" }
+
+-- Writes the tokens that end a text: the tokenizer's, then those at which generation from the folder ends.
+local function add_ends(model, values, has)
+  local saved = type(model.generation_config) == "table" and model.generation_config.eos_token_id
+  local ids, list, seen = saved, {}, {}
+  if type(ids) ~= "number" and type(ids) ~= "table" then ids = model.config.eos_token_id end
+  if has[ENDS[1]] then list[1], seen[has[ENDS[1]]] = has[ENDS[1]], true end
+  for _, id in ipairs(type(ids) == "table" and ids or { ids }) do
+    if type(id) == "number" and not seen[id] then list[#list + 1], seen[id] = id, true end
+  end
+  for k, key in ipairs(ENDS) do
+    if list[k] and not has[key] then values[#values + 1] = { key, "u32", list[k] } end
+  end
+  if #list > #ENDS then
+    log.warn(("hf.save: %d tokens end a text of the model, a GGUF file has %d: %s are left out"):format(#list, #ENDS,
+      table.concat(list, ", ", #ENDS + 1)))
+  end
+end
+
 local FILE_TYPES = { float32 = 0, float16 = 1, q8_0 = 7, bfloat16 = 32 }
 
 local function values_of(model, kind, dtype)
@@ -103,12 +125,10 @@ local function values_of(model, kind, dtype)
     end
   end
   local has = {}
-  for _, value in ipairs(tokenizer_values(model)) do values[#values + 1], has[value[1]] = value, true end
-  for _, token in ipairs { "bos", "eos" } do
-    local id, key = config[token .. "_token_id"], ("tokenizer.ggml.%s_token_id"):format(token)
-    if type(id) == "table" then id = id[1] end
-    if type(id) == "number" and not has[key] then values[#values + 1] = { key, "u32", id } end
-  end
+  for _, value in ipairs(tokenizer_values(model)) do values[#values + 1], has[value[1]] = value, value[3] end
+  local bos = config.bos_token_id
+  if type(bos) == "number" and not has[BOS] then values[#values + 1] = { BOS, "u32", bos } end
+  add_ends(model, values, has)
   return values
 end
 
@@ -173,14 +193,22 @@ function M.save(model, path, dtype)
           if not mine then return end
           local heads = e and pairs_of(kind, e.file, o)
           t = t:to "cpu"
-          files.put(file, heads and reordered(t, heads) or t, item.kind)
+          files.put(file, heads and reordered(t, heads) or t, item.kind, item.name)
         end)
       end
-    end)
-    if mine then
-      assert(file:close())
+      if not mine then return end
+      local closed = file
+      file = nil
+      assert(closed:close())
       assert(os.rename(new, path))
     end
+    local ok, err = pcall(no_grad, write)
+    if ok then return end
+    if file then
+      file:close()
+      os.remove(new)
+    end
+    error(err, 0)
   end)
 end
 
@@ -208,9 +236,9 @@ local function config_of(file)
   local embed = file.tensors["token_embd.weight"]
   if not embed then errors.raise("hf: '%s' lacks 'token_embd.weight'", file.path) end
   c.vocab_size = embed.shape[1]
-  for _, token in ipairs { "bos", "eos" } do
-    c[token .. "_token_id"] = values[("tokenizer.ggml.%s_token_id"):format(token)]
-  end
+  local ends = {}
+  for _, key in ipairs(ENDS) do ends[#ends + 1] = values[key] end
+  c.bos_token_id, c.eos_token_id = values[BOS], #ends > 1 and ends or ends[1]
   if kind.name ~= "gpt2" then
     local base, factors = at "rope.freq_base" or 10000, file.tensors["rope_freqs.weight"]
     if kind.name == "llama" then
