@@ -185,6 +185,57 @@ describe("a GGUF file", function()
     end)
   end
 
+  -- Writes a small model's file again, with other values; returns the model.
+  local function rewritten(kind, changes)
+    local path, model = folder .. "/x.gguf", small(kind)
+    ms.hf.save(model, path)
+    local file, values, list, tensors = gguf_file.open(path), {}, {}, {}
+    for key, value in pairs(changes) do file.values[key] = value end
+    for key, v in ms.sorted_pairs(file.values) do
+      local whole = type(v) == "number" and v % 1 == 0
+      values[#values + 1] = { key, ({ number = whole and "u32" or "f32", string = "string", boolean = "bool" })[type(v)], v }
+    end
+    for name, t in ms.sorted_pairs(file.tensors) do
+      list[#list + 1], tensors[#tensors + 1] = { name = name, kind = t.kind.name, shape = t.shape }, file:read(name)
+    end
+    file:close()
+    local out = assert(io.open(path, "wb"))
+    gguf_file.begin(out, values, list)
+    for k, t in ipairs(tensors) do gguf_file.put(out, t, list[k].kind, list[k].name) end
+    out:close()
+    return model
+  end
+
+  for label, keys in ms.sorted_pairs { ["rope.scale_linear"] = {}, ["rope.scaling.factor"] = {},
+    ["rope.scaling.type"] = { "none", "default" } } do
+    it("turns positions as llama.cpp does: " .. label, function()
+      local model = rewritten("llama", { ["llama." .. label] = keys[1] or 2, ["llama.rope.scale_linear"] = 2 })
+      local want = small("llama", { rope_parameters = { rope_type = keys[2] or "linear", rope_theta = 10000,
+        factor = not keys[2] and 2 or nil } })
+      want:load_state_dict(model:state_dict())
+      local ids = folders.ids(S)
+      assert.is_true(ms.hf.load(folder .. "/x.gguf")(ids):allclose(want(ids), { atol = 1e-6 }))
+    end)
+  end
+
+  for _, row in ipairs {
+    { "llama.expert_count", 8, "is 8; only 0 is supported" }, { "llama.rope.dimension_count", 8, "is 8; only 16" },
+    { "llama.attention.value_length", 8, "is 8; only 16" }, { "llama.attention.causal", false, "is false; only true" },
+    { "llama.logit_scale", 0.5, "is 0.5; only 1" }, { "llama.rope.scaling.type", "yarn", "is 'yarn', expected" },
+    { "llama.attention.sliding_window", 4, "is 4, which Moonshard does not know" },
+    { "llama.final_logit_softcapping", 30, "is 30, which" }, { "llama.attention.clamp_kqv", 0.5, "is 0.5, which" },
+    { "gpt2.attention.max_alibi_bias", 8, "is 8, which" }, { "gpt2.attention.scale", 0.5, "is 0.5, which" },
+    { "gpt2.attention.head_count_kv", 1, "is 1; only 2" },
+  } do
+    local key, value, why = unpack(row)
+    it(("is not read if '%s' changes what is computed"):format(key), function()
+      rewritten(key:match "^%w+", { [key] = value })
+      local text = message(ms.hf.load, folder .. "/x.gguf")
+      assert.is_truthy(text:find(("/x.gguf': key '%s' %s"):format(key, why), 1, true), text)
+      if why:find "which" then ms.hf.load(folder .. "/x.gguf", { ignore = { key } }) end
+    end)
+  end
+
   it("keeps the tokens that end a text", function()
     for _, ids in ipairs { { 2 }, { 0, 2 }, { 3, 0, 2 } } do
       local model = small("llama", { eos_token_id = ids })

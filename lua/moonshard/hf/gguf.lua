@@ -2,6 +2,7 @@
 --- Models in GGUF files, for llama.cpp and from it: Llama, Qwen2 and GPT-2. A file has the options under keys of its
 --- own, and the tokenizer; Llama's rotary pairs are features 2 i and 2 i + 1 there, i and i + d / 2 here.
 local agree = require "moonshard.parallel.fsdp.agree"
+local Config = require "moonshard.hf.config"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.gguf"
@@ -10,6 +11,7 @@ local module = require "moonshard.parallel.fsdp.module"
 local lfs = require "lfs"
 local names = require "moonshard.hf.names"
 local no_grad = require("moonshard.autograd").no_grad
+local opts = require "moonshard.core.opts"
 local regular = require "moonshard.io.regular"
 local scope = require "moonshard.tensor.scope"
 local texts = require "moonshard.text.files"
@@ -214,63 +216,82 @@ end
 
 -- ---- reading -------------------------------------------------------------------------------------
 
-local function need(file, key)
-  local value = file.values[key]
-  if type(value) ~= "number" then
-    errors.raise("hf: '%s': key '%s' is %s, expected a number", file.path, key, errors.show(value))
+local ROPE = opts.one_of { "none", "linear" }
+-- Keys of an architecture that do not change what llama.cpp computes.
+local HARMLESS = { "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.original_context_length",
+  "rope.scaling.finetuned", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon" }
+-- The only value of keys that change it.
+local ONLY = { expert_count = 0, ["attention.causal"] = true, logit_scale = 1, embedding_scale = 1, residual_scale = 1,
+  ["rope.scaling.attn_factor"] = 1 }
+
+-- What llama.cpp turns heads of d features by. A file without a type has the linear one; `scale_linear` is an old name.
+local function rope_of(c, name, d, file)
+  local base, factors = c:get(name .. "rope.freq_base", opts.number, 10000), file.tensors["rope_freqs.weight"]
+  local factor, old = c:maybe(name .. "rope.scaling.factor", opts.number), c:maybe(name .. "rope.scale_linear", opts.number)
+  local kind = c:get(name .. "rope.scaling.type", ROPE, "linear")
+  c:only(name .. "rope.dimension_count", d)
+  factor = kind == "linear" and (factor or old) or 1
+  if factor == 0 then factor = 1 end
+  if not factors then
+    return { rope_type = factor == 1 and "default" or "linear", rope_theta = base, factor = factor ~= 1 and factor or nil }
   end
-  return value
+  if factor ~= 1 then c:fail(name .. "rope.scaling.factor", "is %g, beside 'rope_freqs.weight'", factor) end
+  local list = file:read("rope_freqs.weight"):tolist()
+  return { rope_type = "longrope", rope_theta = base, short_factor = list, long_factor = list, attention_factor = 1 }
 end
 
-local function config_of(file)
-  local values = file.values
-  local architecture = ARCHITECTURES[values["general.architecture"]]
+-- The configuration in a file's keys. As of a folder, a key that is not known is refused, because it might change the
+-- results, unless its value says that something is off, or `ignore` has it.
+local function config_of(file, ignore)
+  local architecture = ARCHITECTURES[file.values["general.architecture"]]
   if not architecture then
     errors.raise("hf: '%s': key 'general.architecture' is %s, expected one of %s", file.path,
-      errors.show(values["general.architecture"]), table.concat(errors.names(ARCHITECTURES), ", "))
+      errors.show(file.values["general.architecture"]), table.concat(errors.names(ARCHITECTURES), ", "))
   end
-  local kind = KINDS[architecture]
-  local function at(key) return values[kind.name .. "." .. key] end
-  local c = { architectures = { architecture }, tie_word_embeddings = file.tensors["output.weight"] == nil }
-  for _, row in ipairs(kind.keys) do c[row[1]] = need(file, kind.name .. "." .. row[2]) end
+  local kind, own = KINDS[architecture], {}
+  local name = kind.name .. "."
+  for key, value in pairs(file.values) do               -- any order: it is a copy
+    if key:sub(1, #name) == name then own[key] = value end
+  end
+  local c = Config.of(own, file.path)
+  local out = { architectures = { architecture }, tie_word_embeddings = file.tensors["output.weight"] == nil }
+  for _, row in ipairs(kind.keys) do out[row[1]] = c:get(name .. row[2], opts.number) end
   local embed = file.tensors["token_embd.weight"]
   if not embed then errors.raise("hf: '%s' lacks 'token_embd.weight'", file.path) end
-  c.vocab_size = embed.shape[1]
+  out.vocab_size = embed.shape[1]
   local ends = {}
-  for _, key in ipairs(ENDS) do ends[#ends + 1] = values[key] end
-  c.bos_token_id, c.eos_token_id = values[BOS], #ends > 1 and ends or ends[1]
-  if kind.name ~= "gpt2" then
-    local base, factors = at "rope.freq_base" or 10000, file.tensors["rope_freqs.weight"]
+  for _, key in ipairs(ENDS) do ends[#ends + 1] = file.values[key] end
+  out.bos_token_id, out.eos_token_id = file.values[BOS], #ends > 1 and ends or ends[1]
+  local d = (out.hidden_size or out.n_embd) / (out.num_attention_heads or out.n_head)
+  if kind.name == "gpt2" then
+    c:only(name .. "attention.key_length", d)
+    c:only(name .. "attention.head_count_kv", out.n_head)
+  else
     if kind.name == "llama" then
-      c.attention_bias = file.tensors["blk.0.attn_q.bias"] ~= nil
-      c.mlp_bias = file.tensors["blk.0.ffn_down.bias"] ~= nil
+      out.attention_bias = file.tensors["blk.0.attn_q.bias"] ~= nil
+      out.mlp_bias = file.tensors["blk.0.ffn_down.bias"] ~= nil
     end
-    if at "attention.key_length" then c.head_dim = at "attention.key_length" end
-    c.rope_parameters = { rope_type = "default", rope_theta = base }
-    local scaling = at "rope.scaling.type" or "none"
-    if scaling == "linear" then
-      c.rope_parameters.rope_type, c.rope_parameters.factor = "linear", at "rope.scaling.factor"
-    elseif factors then
-      local list = file:read("rope_freqs.weight"):tolist()
-      c.rope_parameters = { rope_type = "longrope", rope_theta = base, short_factor = list, long_factor = list,
-        attention_factor = 1 }
-    elseif scaling ~= "none" then
-      errors.raise("hf: '%s': key '%s.rope.scaling.type' is %s, expected 'none' or 'linear'", file.path, kind.name,
-        errors.show(scaling))
-    end
+    out.head_dim = c:maybe(name .. "attention.key_length", opts.number)
+    d = out.head_dim or d
+    out.rope_parameters = rope_of(c, name, d, file)
   end
-  return c, kind
+  c:only(name .. "attention.value_length", d)
+  for key, value in pairs(ONLY) do c:only(name .. key, value) end        -- in any order: one error is enough
+  for _, key in ipairs(HARMLESS) do c:ignore(name .. key) end
+  c:finish(ignore)
+  return out, kind
 end
 
 --- Reads a model.
 ---@param path string
 ---@param build fun(config: table): Module  makes the model on meta
 ---@param device? string
+---@param ignore? string[]  keys that do not matter
 ---@return Module
-function M.load(path, build, device)
+function M.load(path, build, device, ignore)
   local file = files.open(path)
   local ok, model = pcall(function()
-    local config, kind = config_of(file)
+    local config, kind = config_of(file, ignore)
     local m = build(config)
     local entries, used = names.entries(m, NAMES), { ["rope_freqs.weight"] = true }
     for _, e in ipairs(entries) do

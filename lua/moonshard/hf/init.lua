@@ -91,7 +91,7 @@ local function read(folder, o)
   if folder:find "%.gguf$" then
     local model = gguf.load(folder, function(config)
       return build(Config.of(config, folder), { dtype = o.dtype, device = "meta", ignore = o.ignore })
-    end, o.device)
+    end, o.device, o.ignore)
     model.family.folder = folder
     return model
   end
@@ -116,7 +116,8 @@ end
 ---@param folder string  with config.json and the weights; or that of a run of scripts/finetune, which has one
 ---@param given? { dtype: string, device: string, ignore: string[], adapter: string }
 ---   dtype: of the parameters (default: that of config.json); device: of the parameters (default: "cpu"); ignore: keys
----   of config.json that do not matter; adapter: a folder of adapters, which are added to the weights (not on "meta")
+---   of config.json, or of a GGUF file, that do not matter; adapter: a folder of adapters, which are added to the
+---   weights (not on "meta")
 ---@return Module
 function M.load(folder, given)
   opts.expect(folder, opts.string, "hf.load: the folder")
