@@ -236,6 +236,18 @@ describe("a GGUF file", function()
     end)
   end
 
+  it("is not read if its weights are of another type, which is named", function()
+    local file = assert(io.open(folder .. "/x.gguf", "wb"))
+    gguf_file.begin(file, {}, { { name = "blk.0.ffn_up.weight", kind = "float32", shape = { 0 } } })
+    file:close()
+    local bytes = process.read(folder .. "/x.gguf")
+    local at = select(2, bytes:find("ffn_up.weight", 1, true)) + 4 + 8
+    process.write(folder .. "/x.gguf", bytes:sub(1, at) .. "\12" .. bytes:sub(at + 2))
+    local text = message(ms.hf.load, folder .. "/x.gguf")
+    assert.is_truthy(text:find("'blk.0.ffn_up.weight' has type Q4_K, but only F32, F16, BF16 and Q8_0 can be read", 1,
+      true), text)
+  end)
+
   it("keeps the tokens that end a text", function()
     for _, ids in ipairs { { 2 }, { 0, 2 }, { 3, 0, 2 } } do
       local model = small("llama", { eos_token_id = ids })

@@ -16,6 +16,12 @@ local MOST_TENSORS, MOST_VALUES = 2 ^ 17, 2 ^ 16
 -- Kinds of tensors by their number: name, and bytes of `per` elements.
 local KINDS = { [0] = { name = "float32", bytes = 4, per = 1 }, [1] = { name = "float16", bytes = 2, per = 1 },
   [8] = { name = "q8_0", bytes = BLOCK_BYTES, per = BLOCK }, [30] = { name = "bfloat16", bytes = 2, per = 1 } }
+-- Names of kinds that are not read, for messages.
+local OTHERS = { [2] = "Q4_0", [3] = "Q4_1", [6] = "Q5_0", [7] = "Q5_1", [9] = "Q8_1", [10] = "Q2_K", [11] = "Q3_K",
+  [12] = "Q4_K", [13] = "Q5_K", [14] = "Q6_K", [15] = "Q8_K", [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS",
+  [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S", [22] = "IQ2_S", [23] = "IQ4_XS", [24] = "I8", [25] = "I16",
+  [26] = "I32", [27] = "I64", [28] = "F64", [29] = "IQ1_M", [34] = "TQ1_0", [35] = "TQ2_0", [39] = "MXFP4",
+  [40] = "NVFP4" }
 local NUMBER_OF = {}
 for number, kind in pairs(KINDS) do NUMBER_OF[kind.name] = number end
 
@@ -86,7 +92,10 @@ local function read_tensor(self)
   end
   local type_number = number(self, "uint32_t", what)
   local kind, at = KINDS[type_number], number(self, "uint64_t", what)
-  if not kind then bad(self, "%s has type %d; float32, float16, bfloat16 and Q8_0 are supported", what, type_number) end
+  if not kind then
+    bad(self, "%s has type %s, but only F32, F16, BF16 and Q8_0 can be read", what,
+      OTHERS[type_number] or ("%d"):format(type_number))
+  end
   if n_dims > 0 and shape[n_dims] % kind.per ~= 0 then bad(self, "%s has rows of %d elements", what, shape[n_dims]) end
   self.tensors[name] = { kind = kind, shape = shape, at = at, bytes = numel / kind.per * kind.bytes }
 end
