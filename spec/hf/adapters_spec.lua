@@ -111,6 +111,15 @@ describe("adapters of PEFT", function()
     assert.is_true(folders.off(base(folders.ids(8)), cases.llama.logits) < 1e-5)
   end)
 
+  it("are refused for a layer that is no target", function()
+    local model = ms.hf.load(keep((folders.make "llama")))
+    local targets = { unpack(cases.llama.config.target_modules) }
+    local gone = table.remove(targets, 1)
+    local text = message(ms.hf.load_adapter, model, keep(folders.adapter(cases.llama, { target_modules = targets })))
+    assert.matches("adapter_model.safetensors' has 'base_model.model.[^']*%." .. gone
+      .. ".lora_A.weight', whose layer is not among target_modules in adapter_config.json", text)
+  end)
+
   it("are refused if a layer is missing or a number is not finite", function()
     local model = ms.hf.load(keep((folders.make "llama")))
     local folder = keep(folders.adapter(cases.llama))

@@ -154,6 +154,9 @@ function M.load(model, folder)
       for _, part in ipairs { "A", "B" } do
         local name = of.file and key(of.file, part)
         if name and reader:has(name) then
+          if targeted and not is_target(of.file, targets) then
+            errors.raise("%s: '%s' has '%s', whose layer is not among target_modules in %s", who, reader.path, name, CONFIG)
+          end
           local t = reader:read(name)
           local has = t:size(part == "A" and 1 or t.ndim)
           if has ~= rank then config:fail("r", "is %d, but '%s' of '%s' has rank %d", rank, name, reader.path, has) end
