@@ -135,6 +135,22 @@ describe("a GGUF file", function()
       assert.is_truthy(err:find("again.gguf", 1, true), err)
     end)
 
+    it("gives a folder all that a chat needs", function()
+      local chats = require "moonshard.text.chat"
+      write("llama3.json", "tokenizer.json", { ["chat_template.jinja"] = chats.template "chatml",
+        ["tokenizer_config.json"] = '{"bos_token": "<s>", "eos_token": "<|end|>"}' })
+      local model = ms.hf.load(folder .. "/t.gguf")
+      ms.hf.save(model, folder .. "/out")
+      local back, t = ms.hf.load(folder .. "/out"), ms.text.tokenizer(folder .. "/out")
+      assert.are.equal("llama", back.config.model_type)
+      assert.are.same({ 1, 7 }, back.generation_config.eos_token_id)
+      assert.are.same(model.config.eos_token_id, back.config.eos_token_id)
+      assert.are.same({ 0, 1 }, { t.bos_id, t.eos_id })
+      local messages = { { role = "user", content = "a" } }
+      assert.are.equal(t:apply_chat_template(messages, { chat = "chatml", tokenize = false }),
+        t:apply_chat_template(messages, { tokenize = false }))
+    end)
+
     it("has none that llama.cpp lacks, and says so", function()
       for name, why in pairs { ["bert.json"] = "it is no BPE", ["roberta.json"] = "divided in a way that",
         ["clip.json"] = "divided in a way that", ["llama2.json"] = "merges do not follow",

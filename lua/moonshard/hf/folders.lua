@@ -92,6 +92,27 @@ end
 
 M.write = write
 
+local function write_object(path, values) write(path, json(values, nil, { separator = ",\n  " }) .. "\n") end
+
+-- Writes what a GGUF file has beside the weights: its tokenizer, the names of special tokens, the chat template, and
+-- the tokens that end a text.
+local function unpack_gguf(model, folder, from)
+  local c = model.config
+  write_object(folder .. "/generation_config.json", { bos_token_id = c.bos_token_id, eos_token_id = c.eos_token_id })
+  local ok, t = pcall(texts.open, from)
+  local why = t
+  if ok then ok, why = pcall(t.save, t, folder .. "/tokenizer.json") end
+  if not ok then log.warn(("hf.save: the folder gets no tokenizer: %s"):format(why)) end
+  if type(t) ~= "table" then return end
+  local values = { tokenizer_class = ok and "PreTrainedTokenizerFast" or nil }
+  for name, id in pairs { bos_token = t.bos_id, eos_token = t.eos_id, pad_token = t.pad_id } do
+    values[name] = t:token(id)
+  end
+  write_object(folder .. "/tokenizer_config.json", values)
+  local template = t._o.chat_template
+  if template then write(folder .. "/chat_template.jinja", template.text) end
+end
+
 --- Writes what belongs to new weights, and removes files of weights that a model saved there before had.
 ---@param model Module
 ---@param folder string
@@ -105,10 +126,7 @@ function M.finish(model, folder, index, written)
   end
   write(folder .. "/config.json", config_text(model))
   local from = model.family.folder
-  if from and from:find "%.gguf$" then
-    local ok, why = pcall(function() texts.open(from):save(folder .. "/tokenizer.json") end)
-    if not ok then log.warn(("hf.save: the folder gets no tokenizer: %s"):format(why)) end
-  end
+  if from and from:find "%.gguf$" then unpack_gguf(model, folder, from) end
   for _, name in ipairs(from and from ~= folder and COPIED or {}) do
     local text = read(from .. "/" .. name)
     if text then write(folder .. "/" .. name, text) end

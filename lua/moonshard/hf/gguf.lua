@@ -254,7 +254,8 @@ local function config_of(file, ignore)
     if key:sub(1, #name) == name then own[key] = value end
   end
   local c = Config.of(own, file.path)
-  local out = { architectures = { architecture }, tie_word_embeddings = file.tensors["output.weight"] == nil }
+  local out = { architectures = { architecture }, model_type = kind.name,
+    tie_word_embeddings = file.tensors["output.weight"] == nil }
   for _, row in ipairs(kind.keys) do out[row[1]] = c:get(name .. row[2], opts.number) end
   local embed = file.tensors["token_embd.weight"]
   if not embed then errors.raise("hf: '%s' lacks 'token_embd.weight'", file.path) end
