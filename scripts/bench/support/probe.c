@@ -231,12 +231,22 @@ typedef struct reader {
     uint64_t sum;
 } reader;
 
-// Reads cache lines in order, as integers: a sum of floats would wait for its own latency.
+// Reads cache lines as integers (a sum of floats would wait for its own latency), in the faster of two ways: in order,
+// with prefetches; on AMD's processors as four streams, which these fetch ahead by themselves (Zen 2: 24 and 15 GB/s).
 static void *read_lines(void *arg)
 {
     reader *r = arg;
     uint64_t s[8] = { 0 };
-    for (size_t k = 0; k < r->lines; k++) {
+    size_t k = 0;
+#ifdef __x86_64__
+    size_t part = r->lines / 4;
+    __builtin_cpu_init();
+    for (; __builtin_cpu_is("amd") && k < part; k++)
+        for (int q = 0; q < 8; q++)
+            for (size_t p = 0; p < 4; p++) s[q] += r->from[8 * (k + p * part) + (size_t)q];
+    k *= 4;
+#endif
+    for (; k < r->lines; k++) {
         __builtin_prefetch(r->from + 8 * k + 1024);
         for (int q = 0; q < 8; q++) s[q] += r->from[8 * k + q];
     }
