@@ -37,6 +37,12 @@ describe("generate", function()
         beams_early = { num_beams = 4, eos_token_id = { case.eos }, early_stopping = true, length_penalty = 0.5 },
         beams_never = { num_beams = 4, eos_token_id = case.eos, early_stopping = "never", length_penalty = 2 },
         beams_penalty = { num_beams = 3, repetition_penalty = 1.3 },
+        suppressed = { max_length = 24, suppress_tokens = { case.eos, 4 },
+          begin_suppress_tokens = { 11, 15, 16, 19, 27 } },
+        ngrams = { max_new_tokens = 30, no_repeat_ngram_size = 2, bad_words_ids = { { case.eos }, { 5, 6 } } },
+        least = { max_new_tokens = 30, eos_token_id = case.eos, min_length = 18 },
+        beams_rules = { num_beams = 3, no_repeat_ngram_size = 3, suppress_tokens = { case.eos }, eos_token_id = 7,
+          min_new_tokens = 9 },
         padded = { attention_mask = mask },
         padded_beams = { max_new_tokens = 12, num_beams = 3, attention_mask = mask },
       }
@@ -456,5 +462,29 @@ describe("generation_config.json", function()
     check({ num_beams = 2 }, { num_beams = 2, max_new_tokens = 9 })
     ms.hf.save(model, folder .. "/out")
     assert.are.equal(7, ms.hf.load(folder .. "/out").generation_config.top_k)
+  end)
+
+  it("has what a call may not choose, its length, and warns of what generate lacks", function()
+    local folder = folders.make("llama", nil, cases)
+    finally(function() process.remove_folder(folder) end)
+    local plain = model_of "llama"
+    local function load(text)
+      process.write(folder .. "/generation_config.json", text)
+      return ms.catch_warnings(ms.hf.load, folder)
+    end
+    local _, want = plain:generate({ { 3, 4, 5 } }, { suppress_tokens = { 1, 8 }, begin_suppress_tokens = { 3, 9 },
+      no_repeat_ngram_size = 3, max_new_tokens = 9, eos_token_id = NONE })
+    local list, model = load [[{ "suppress_tokens": [1, 8], "begin_suppress_tokens": [3, 9], "max_length": 12,
+      "no_repeat_ngram_size": 3, "eos_token_id": [], "typical_p": 1.0, "num_beam_groups": 1, "diversity_penalty": 0.0,
+      "forced_eos_token_id": null, "lang_to_id": { "<|en|>": 3 }, "return_timestamps": false }]]
+    assert.are.same({}, list)
+    assert.are.same(want, select(2, model:generate { { 3, 4, 5 } }))
+    assert.are.equal(2, #select(2, model:generate({ { 3, 4, 5 } }, { max_new_tokens = 2 }))[1])
+    assert.has_error(function() model:generate({ { 1, 2, 3 } }, { max_length = 3 }) end,
+      "generate: max_length is 3, expected more than the 3 tokens of the longest text; or give max_new_tokens")
+    list = load '{ "typical_p": 0.9, "forced_eos_token_id": 2, "num_beams": 3 }'
+    assert.are.equal(2, #list)
+    assert.matches("generation_config.json': key 'forced_eos_token_id' is 2, which generate lacks", list[1])
+    assert.matches("key 'typical_p' is 0.9", list[2])
   end)
 end)

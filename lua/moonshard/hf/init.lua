@@ -14,6 +14,7 @@ local errors = require "moonshard.core.errors"
 local families = require "moonshard.hf.families"
 local folders = require "moonshard.hf.folders"
 local names_of = require "moonshard.hf.names"
+local generation = require "moonshard.text.generation"
 local gguf = require "moonshard.hf.gguf"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
@@ -99,7 +100,9 @@ local function read(folder, o)
   local model = build(config, { dtype = o.dtype, device = "meta", ignore = o.ignore })
   model.family.folder = folder
   if folders.has(folder, "generation_config.json") then
-    model.generation_config = Config.read(folder, "generation_config.json").values
+    local saved = Config.read(folder, "generation_config.json")
+    model.generation_config = saved.values
+    generation._warn_of_lacking(saved.values, saved.path)
   end
   if o.device == "meta" then return model end
   model.family.device = o.device

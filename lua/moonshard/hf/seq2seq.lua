@@ -80,11 +80,6 @@ function Seq2Seq:generate(inputs, given)
   if not is_tensor(ids) or ids.ndim ~= 2 or ids:size(1) ~= B then
     opts.wrong(ids, ("token ids [%d, T], a row for each input"):format(B), "generate: option 'decoder_ids'")
   end
-  local saved = type(self.generation_config) == "table" and self.generation_config.max_new_tokens
-  local last = ids:size(2) + (tonumber(rest.max_new_tokens or saved) or 20)
-  if o.context and last > o.context then
-    errors.raise("generate: %d positions are more than the model has, %d; give less max_new_tokens", last, o.context)
-  end
   return generation._generate_from({ inputs = inputs, mask = mask }, self, ids, rest)
 end
 

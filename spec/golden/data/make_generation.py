@@ -45,7 +45,15 @@ RUNS = {
     "beams_early": dict(max_new_tokens=20, num_beams=4, eos_token_id="eos", early_stopping=True, length_penalty=0.5),
     "beams_never": dict(max_new_tokens=20, num_beams=4, eos_token_id="eos", early_stopping="never", length_penalty=2.0),
     "beams_penalty": dict(max_new_tokens=20, num_beams=3, repetition_penalty=1.3),
+    "suppressed": dict(max_length=24, suppress_tokens=["eos", 4], begin_suppress_tokens=[11, 15, 16, 19, 27]),
+    "ngrams": dict(max_new_tokens=30, no_repeat_ngram_size=2, bad_words_ids=[["eos"], [5, 6]]),
+    "least": dict(max_new_tokens=30, eos_token_id="eos", min_length=18),
+    "beams_rules": dict(max_new_tokens=20, num_beams=3, no_repeat_ngram_size=3, suppress_tokens=["eos"], eos_token_id=7, min_new_tokens=9),
 }
+
+
+def with_eos(v, eos):
+    return eos if v == "eos" else [with_eos(w, eos) for w in v] if isinstance(v, list) else v
 
 
 def case(cls, config, options, reads=None, scales=()):
@@ -73,7 +81,7 @@ def case(cls, config, options, reads=None, scales=()):
         eos = max(range(VOCAB), key=lambda v: sum(row[:12].count(v) for row in texts["greedy"]))
         for name, o in RUNS.items():
             if name != "greedy":
-                texts[name] = run(**{k: eos if v == "eos" else v for k, v in o.items()})
+                texts[name] = run(**{k: with_eos(v, eos) for k, v in o.items()})
         texts["padded"] = run(max_new_tokens=20, attention_mask=mask)
         texts["padded_beams"] = run(max_new_tokens=12, num_beams=3, attention_mask=mask)
         return dict(config=json.load(open(os.path.join(folder, "config.json"))), eos=eos, scales=scales, tensors=[[n, list(tensors[n].shape)] for n in names], texts=texts)

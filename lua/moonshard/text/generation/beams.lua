@@ -51,11 +51,12 @@ end
 -- The best `count` continuations of each text: logits [texts * N, V] and the beams' scores.
 local function best(logits, texts, run, count)
   local N, V, scores = run.o.num_beams, logits:size(2), {}
-  local shares = logits:log_softmax(2)
+  local shares = logits:log_softmax(2):contiguous()
   for _, text in ipairs(texts) do
     for _, beam in ipairs(text.beams) do scores[#scores + 1] = beam.score end
   end
   if run.o.repetition_penalty ~= 1 then sample.penalize_(shares, run.rows, run.o.repetition_penalty) end
+  sample.forbid_(shares, run.rows, run.o)
   local all = (shares + create.tensor(scores, { dtype = "float32" }):unsqueeze(2)):reshape(#texts, N * V)
   local values, places = all:topk(math.min(count, N * V), 2)
   values, places = values:tolist(), places:tolist()

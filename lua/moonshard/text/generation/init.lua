@@ -10,6 +10,8 @@ local cjson = require "cjson"
 local caches = require "moonshard.text.generation.cache"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local json = require "moonshard.core.json"
+local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local rows_of = require "moonshard.text.generation.rows"
 local sample = require "moonshard.text.generation.sample"
@@ -17,6 +19,7 @@ local steps = require "moonshard.text.generation.steps"
 local task = require "moonshard.core.task"
 local a_module = require("moonshard.nn.module.register").a_module
 local is_tensor = require("moonshard.tensor").is_tensor
+local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 
 local M = {}
 
@@ -33,6 +36,13 @@ local some_ids = opts.kind("a token id or a list of them", function(v)
   end
   return opts.is_plain(v)
 end)
+local lists_of_ids = opts.kind("a list of lists of token ids", function(v)
+  if not opts.is_plain(v) then return false end
+  for _, list in ipairs(v) do
+    if type(list) ~= "table" or #list == 0 or not some_ids.test(list) then return false end
+  end
+  return true
+end)
 local strings = opts.kind("a text or a list of texts", function(v)
   if type(v) == "string" then return v ~= "" end
   if type(v) ~= "table" then return false end
@@ -43,15 +53,42 @@ local strings = opts.kind("a text or a list of texts", function(v)
 end)
 
 local SPEC = {
-  max_new_tokens = opts.option(opts.whole_from(1), 20), do_sample = opts.boolean, temperature = opts.number_from(0),
-  top_k = opts.whole_from(0), top_p = a_share, min_p = a_share, repetition_penalty = opts.option(opts.positive, 1),
-  num_beams = opts.option(opts.whole_from(1), 1), length_penalty = 1, early_stopping = opts.any,
+  max_new_tokens = opts.whole_from(1), max_length = opts.whole_from(1), min_new_tokens = opts.whole_from(0),
+  min_length = opts.whole_from(0), suppress_tokens = some_ids, begin_suppress_tokens = some_ids,
+  no_repeat_ngram_size = opts.option(opts.whole_from(0), 0), bad_words_ids = lists_of_ids,
+  do_sample = opts.boolean, temperature = opts.number_from(0), top_k = opts.whole_from(0), top_p = a_share,
+  min_p = a_share, repetition_penalty = opts.option(opts.positive, 1), num_beams = opts.option(opts.whole_from(1), 1),
+  length_penalty = 1, early_stopping = opts.any,
   num_return_sequences = opts.option(opts.whole_from(1), 1), eos_token_id = some_ids, pad_token_id = a_id,
   stop_strings = strings, tokenizer = opts.any, seed = opts.whole, attention_mask = opts.any, use_cache = true,
   cache_length = opts.whole_from(1),
 }
 
 local function list_of(v) return type(v) == "table" and v or { v } end
+
+-- Keys of generation_config.json that change what transformers generates, and that generate lacks, with the value at
+-- which they do nothing; false: without a value.
+local LACKING = {
+  constraints = false, diversity_penalty = 0, dola_layers = false, encoder_no_repeat_ngram_size = 0,
+  encoder_repetition_penalty = 1, epsilon_cutoff = 0, eta_cutoff = 0, exponential_decay_length_penalty = false,
+  force_words_ids = false, forced_bos_token_id = false, forced_decoder_ids = false, forced_eos_token_id = false,
+  guidance_scale = 1, max_time = false, num_beam_groups = 1, penalty_alpha = 0, remove_invalid_values = false,
+  renormalize_logits = false, return_timestamps = false, sequence_bias = false, token_healing = false, top_h = false,
+  typical_p = 1, watermarking_config = false,
+}
+
+--- Warns of keys of generation_config.json that generate lacks.
+---@param saved table<string, any>
+---@param path string  of the file
+function M._warn_of_lacking(saved, path)
+  for key, off in sorted_pairs(LACKING) do
+    local v = saved[key]
+    if v and v ~= cjson.null and v ~= off then
+      log.warn_once(("'%s': key '%s' is %s, which generate lacks: its texts may differ from those of transformers"):format(
+        path, key, json.show(v)))
+    end
+  end
+end
 
 local OF_SAMPLING = { do_sample = true, temperature = true, top_k = true, top_p = true, min_p = true }
 
@@ -67,6 +104,7 @@ local function with_saved(model, given)
   local o = {}
   for key in pairs(SPEC) do
     local v = saved[key]
+    if key == "max_new_tokens" and given.max_length or key == "min_new_tokens" and given.min_length then v = nil end
     if given[key] ~= nil then v = given[key] elseif OF_SAMPLING[key] and not sampled or v == cjson.null then v = nil end
     o[key] = v
   end
@@ -105,6 +143,7 @@ local function complete(who, model, given)
   o.eos, o.eos_list = {}, list_of(o.eos_token_id or of_config "eos_token_id" or {})
   for _, id in ipairs(o.eos_list) do o.eos[id] = true end
   o.pad = o.pad_token_id or of_config "pad_token_id" or o.eos_list[1] or 0
+  for _, key in ipairs { "suppress_tokens", "begin_suppress_tokens" } do o[key] = o[key] and list_of(o[key]) end
   o.stop_strings = o.stop_strings and list_of(o.stop_strings) or {}
   if #o.stop_strings > 0 and not o.tokenizer then errors.raise("%s: stop_strings need option 'tokenizer'", who) end
   if o.do_sample and not o.seed then o.seed = math.floor(create.rand({}, { dtype = "float64" }):item() * 2 ^ 53) end
@@ -138,6 +177,17 @@ local function begin(who, model, ids, given, groups, cache, source)
   local o = complete(who, model, given)
   if source and not o.use_cache then errors.raise("%s: an encoder-decoder needs use_cache = true", who) end
   local rows, device = rows_of(who, ids, o.attention_mask)
+  local width, context = rows[1].width, source and model.options.context
+  if not o.max_new_tokens and o.max_length and o.max_length <= width then
+    errors.raise("%s: max_length is %d, expected more than the %s of the longest text; or give max_new_tokens", who,
+      o.max_length, errors.count(width, "token"))
+  end
+  o.max_new_tokens = o.max_new_tokens or o.max_length and o.max_length - width or 20
+  o.min_new_tokens = o.min_new_tokens or math.max(0, (o.min_length or 0) - width)
+  if context and width + o.max_new_tokens > context then
+    errors.raise("%s: %d positions are more than the model has, %d; give less max_new_tokens", who,
+      width + o.max_new_tokens, context)
+  end
   if o.cache_length then
     local longest = 0
     for _, row in ipairs(rows) do longest = math.max(longest, row.prompt) end
@@ -228,20 +278,23 @@ end
 --- one ends.
 ---@param model Module  a causal language model
 ---@param ids Tensor|integer[][]  int64 [T] or [B, T], padded on the left; or a list of token lists
----@param given? { max_new_tokens: integer, do_sample: boolean, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, num_beams: integer, length_penalty: number, early_stopping: boolean|"never", num_return_sequences: integer, eos_token_id: integer|integer[], pad_token_id: integer, stop_strings: string|string[], tokenizer: TextTokenizer, seed: integer, attention_mask: Tensor, use_cache: boolean, cache_length: integer }
----   max_new_tokens: default 20; do_sample: draws tokens instead of taking the likeliest (default: true if one of the
----   next four is given); temperature: divides the logits, 0: the likeliest token (default 1); top_k: draws from so
----   many tokens, 0: from all (default 50); top_p: draws from the likeliest tokens that have this probability together
----   (default 1); min_p: draws from tokens with this share of the largest probability (default 0); repetition_penalty:
----   above 1 makes tokens that the text has less likely (default 1); num_beams: width of a beam search (default 1);
----   length_penalty: beams are compared by score / length ^ this (default 1); early_stopping: true: a search ends when
----   num_beams texts have ended; "never": when no longer text can be better (default false: a guess between them);
----   num_return_sequences: texts for each row (default 1); eos_token_id: tokens that end a text (default: those of the
----   model's configuration; {}: none); pad_token_id: fills rows; stop_strings: end a text as soon as it has one;
----   tokenizer: for stop_strings; seed: of the random numbers (default: drawn from the generator of ms.manual_seed);
----   attention_mask: [B, T], 0 where a row is padded; use_cache: false: for models that take ids alone (default true);
----   cache_length: positions of keys and values to allocate at once, at least those of the longest text and of the new
----   tokens (default: the cache grows)
+---@param given? { max_new_tokens: integer, max_length: integer, min_new_tokens: integer, min_length: integer, suppress_tokens: integer[], begin_suppress_tokens: integer[], no_repeat_ngram_size: integer, bad_words_ids: integer[][], do_sample: boolean, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, num_beams: integer, length_penalty: number, early_stopping: boolean|"never", num_return_sequences: integer, eos_token_id: integer|integer[], pad_token_id: integer, stop_strings: string|string[], tokenizer: TextTokenizer, seed: integer, attention_mask: Tensor, use_cache: boolean, cache_length: integer }
+---   max_new_tokens: default 20; max_length: instead, with the tokens given, those of the longest row; min_new_tokens:
+---   no text ends before (default 0); min_length: as max_length; suppress_tokens: are never chosen;
+---   begin_suppress_tokens: are not chosen first; no_repeat_ngram_size: so many tokens never follow each other twice in
+---   a row (default 0: off); bad_words_ids: lists of tokens that never follow each other; do_sample: draws tokens
+---   instead of taking the likeliest (default: true if one of the next four is given); temperature: divides the logits,
+---   0: the likeliest token (default 1); top_k: draws from so many tokens, 0: from all (default 50); top_p: draws from
+---   the likeliest tokens that have this probability together (default 1); min_p: draws from tokens with this share of
+---   the largest probability (default 0); repetition_penalty: above 1 makes tokens that the text has less likely
+---   (default 1); num_beams: width of a beam search (default 1); length_penalty: beams are compared by score / length ^
+---   this (default 1); early_stopping: true: a search ends when num_beams texts have ended; "never": when no longer
+---   text can be better (default false: a guess between them); num_return_sequences: texts for each row (default 1);
+---   eos_token_id: tokens that end a text (default: those of the model's configuration; {}: none); pad_token_id: fills
+---   rows; stop_strings: end a text as soon as it has one; tokenizer: for stop_strings; seed: of the random numbers
+---   (default: drawn from the generator of ms.manual_seed); attention_mask: [B, T], 0 where a row is padded; use_cache:
+---   false: for models that take ids alone (default true); cache_length: positions of keys and values to allocate at
+---   once, at least those of the longest text and of the new tokens (default: the cache grows)
 ---@return Tensor ids  int64 [B * num_return_sequences, T + new], the given tokens and the new ones, padded on the right;
 ---   [T + new] for ids [T] and one text
 ---@return integer[][] new  the new tokens of each row, with the one that ended it

@@ -149,14 +149,60 @@ function M.penalize_(scores, rows, penalty)
   scores:scatter_(2, at, (had * penalty):where(had:lt(0), had / penalty))
 end
 
+-- The tokens after which the row's last n tokens would be ones that it has already.
+local function repeating(tokens, n)
+  local list, last = {}, #tokens - n + 1
+  for k = 0, last - 1 do
+    local j = 1
+    while j < n and tokens[k + j] == tokens[last + j] do j = j + 1 end
+    if j == n then list[#list + 1] = tokens[k + n] end
+  end
+  return list
+end
+
+-- The tokens that would complete a list of bad_words_ids. A single token that ends texts is none of them.
+local function completing(tokens, o)
+  local list = {}
+  for _, word in ipairs(o.bad_words_ids or {}) do
+    local n = #word
+    local j = n <= #tokens and 1 or n
+    while j < n and word[j] == tokens[#tokens - n + 1 + j] do j = j + 1 end
+    if j == n and (n == 1 or n <= #tokens) and not (n == 1 and o.eos[word[1]]) then list[#list + 1] = word[n] end
+  end
+  return list
+end
+
+--- Makes the scores of tokens that a row may not have next -infinity.
+---@param scores Tensor  float32 [rows, V] on the CPU, contiguous
+---@param rows { ids: integer[], prompt: integer }[]
+---@param o table  options of generate
+function M.forbid_(scores, rows, o)
+  local V, data = scores:size(2), ffi.cast("float *", scores:data_ptr())
+  for r, row in ipairs(rows) do
+    local at, new = data + (r - 1) * V, #row.ids - row.prompt
+    local function forbid(list)
+      for _, id in ipairs(list or {}) do
+        if id < V then at[id] = -math.huge end
+      end
+    end
+    forbid(o.suppress_tokens)
+    if new == 0 then forbid(o.begin_suppress_tokens) end
+    if new < o.min_new_tokens then forbid(o.eos_list) end
+    if o.no_repeat_ngram_size > 0 then forbid(repeating(row.ids, o.no_repeat_ngram_size)) end
+    forbid(completing(row.ids, o))
+  end
+end
+
 --- The next token of each row.
----@param logits Tensor  float32 [rows, V] on the CPU, may be overwritten
----@param rows { ids: integer[], sample: integer }[]  sample: number of the row among those of the same text, from 0
+---@param logits Tensor  float32 [rows, V] on the CPU, contiguous, may be overwritten
+---@param rows { ids: integer[], prompt: integer, sample: integer }[]  sample: number of the row among those of the same
+---   text, from 0
 ---@param o table  options of generate
 ---@return integer[]
 function M.choose(logits, rows, o)
   local V = logits:size(2)
   if o.repetition_penalty ~= 1 then M.penalize_(logits, rows, o.repetition_penalty) end
+  M.forbid_(logits, rows, o)
   if not o.do_sample then return logits:argmax(2):tolist() end
   local held, data = raw.contiguous((o.temperature == 1 and logits or logits / o.temperature):softmax(2))
   local q, out = ffi.cast("float *", data), {}
