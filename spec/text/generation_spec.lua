@@ -326,7 +326,7 @@ describe("scores that are not finite", function()
     jit.on(sample.draw, true)
   end)
 
-  it("are an error when a token is drawn, also of a model whose weights are not finite", function()
+  it("are an error when a token is chosen, also of a model whose weights are not finite", function()
     local model = Next()
     local forward = model.forward
     model.forward = function(...)
@@ -334,12 +334,14 @@ describe("scores that are not finite", function()
       ffi.cast("int32_t *", logits:data_ptr())[1] = -1
       return logits
     end
-    for _, o in ipairs { { do_sample = true }, { do_sample = true, repetition_penalty = 2 } } do
+    for _, o in ipairs { { do_sample = true }, { do_sample = true, repetition_penalty = 2 }, {}, { num_beams = 2 } } do
       local ok, message = pcall(generate, model, { { 0 } }, o)
       assert.is_false(ok)
       assert.matches("generate: the logits of row 1 are not finite", message, 1, true)
     end
-    assert.are.equal(9, #generate(model, { { 0 } }, { repetition_penalty = 2, max_new_tokens = 8 }):tolist()[1])
+    local ok, message = pcall(generate, Next(), { { 0 } }, { temperature = 1e-300 })
+    assert.is_false(ok)
+    assert.matches("generate: temperature 1e%-300 is too small", message)
   end)
 end)
 

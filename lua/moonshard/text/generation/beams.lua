@@ -51,6 +51,7 @@ end
 -- The best `count` continuations of each text: logits [texts * N, V] and the beams' scores.
 local function best(logits, texts, run, count)
   local N, V, scores = run.o.num_beams, logits:size(2), {}
+  sample.likeliest(logits, run.o.who)
   local shares = logits:log_softmax(2):contiguous()
   for _, text in ipairs(texts) do
     for _, beam in ipairs(text.beams) do scores[#scores + 1] = beam.score end

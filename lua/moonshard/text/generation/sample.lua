@@ -193,6 +193,20 @@ function M.forbid_(scores, rows, o)
   end
 end
 
+--- The likeliest token of each row. Errors: its score is not finite; a NaN counts as the largest.
+---@param scores Tensor  float32 [rows, V] on the CPU, contiguous
+---@param who string
+---@return integer[]
+function M.likeliest(scores, who)
+  local chosen, bits, V = scores:argmax(2):tolist(), ffi.cast("int32_t *", scores:data_ptr()), scores:size(2)
+  for r, id in ipairs(chosen) do
+    if bit.band(bits[(r - 1) * V + id], INFINITY) == INFINITY then
+      errors.raise("%s: the logits of row %d are not finite", who, r)
+    end
+  end
+  return chosen
+end
+
 --- The next token of each row.
 ---@param logits Tensor  float32 [rows, V] on the CPU, contiguous, may be overwritten
 ---@param rows { ids: integer[], prompt: integer, sample: integer }[]  sample: number of the row among those of the same
@@ -203,13 +217,17 @@ function M.choose(logits, rows, o)
   local V = logits:size(2)
   if o.repetition_penalty ~= 1 then M.penalize_(logits, rows, o.repetition_penalty) end
   M.forbid_(logits, rows, o)
-  if not o.do_sample then return logits:argmax(2):tolist() end
+  if not o.do_sample then return M.likeliest(logits, o.who) end
   local held, data = raw.contiguous((o.temperature == 1 and logits or logits / o.temperature):softmax(2))
   local q, out = ffi.cast("float *", data), {}
   for r, row in ipairs(rows) do
     -- A random number follows from the seed, the number of tokens before it, and the number of the sample.
     out[r] = M.draw(q + (r - 1) * V, V, o, lib.ms_hash_share(o.seed, #row.ids, 3 + row.sample))
-    if not out[r] then errors.raise("%s: the logits of row %d are not finite", o.who, r) end
+    if not out[r] then
+      M.likeliest(logits, o.who)
+      errors.raise("%s: temperature %g is too small: the logits of row %d, divided by it, are not finite", o.who,
+        o.temperature, r)
+    end
   end
   held:release()
   return out
