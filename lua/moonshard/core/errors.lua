@@ -272,6 +272,7 @@ end
 function M.kind(v)
   local kind = type(v)
   if kind == "nil" then return "nil" end
+  if kind == "userdata" and tostring(v) == "userdata: NULL" then return "null" end       -- of JSON
   if kind == "string" or kind == "number" or kind == "boolean" then return ("a %s (%s)"):format(kind, M.show(v)) end
   if M.is_int64(v) then return ("a 64-bit integer (%s)"):format(tostring(v)) end
   return "a " .. M.show(v)

@@ -60,8 +60,26 @@ end
 
 local FORMS = "'text', 'messages', 'prompt' and 'completion', or 'prompt', 'chosen' and 'rejected'"
 
+-- Keys that say what an object is, beside 'prompt'.
+local KINDS = { { "text" }, { "messages" }, { "completion" }, { "chosen", "rejected" } }
+
+-- Raises if an object has keys of two kinds, of which one would be used.
+local function expect_one_kind(o, where)
+  local first
+  for _, kind in ipairs(KINDS) do
+    local own
+    for _, key in ipairs(kind) do own = own or o[key] ~= nil and key end
+    if own and first then errors.raise("%s has both '%s' and '%s', expected one of %s", where, first, own, FORMS) end
+    first = first or own
+  end
+  if o.prompt ~= nil and (first == "text" or first == "messages") then
+    errors.raise("%s has both '%s' and 'prompt', expected one of %s", where, first, FORMS)
+  end
+end
+
 -- The example of one object; of preferences, its two: { chosen, rejected }.
 local function of_object(tokenizer, o, format_of, where)
+  expect_one_kind(o, where)
   local function answer(key)
     if type(o.prompt) == "table" or type(o[key]) == "table" then
       local prompt = type(o.prompt) == "table" and o.prompt or o.prompt and { { role = "user", content = o.prompt } } or {}
@@ -70,6 +88,10 @@ local function of_object(tokenizer, o, format_of, where)
     opts.expect(o.prompt, opts.string, "%s: 'prompt'", where)
     opts.expect(o[key], opts.string, "%s: '%s'", where, key)
     return of_completion(tokenizer, o.prompt, o[key])
+  end
+  if o.chosen ~= nil and type(o.chosen) ~= type(o.rejected) and type(o.prompt) ~= "table" then
+    errors.raise("%s: 'chosen' is %s, and 'rejected' is %s, expected two strings or two lists of messages", where,
+      errors.kind(o.chosen), errors.kind(o.rejected))
   end
   if o.chosen ~= nil then return { chosen = answer "chosen", rejected = answer "rejected" } end
   if o.messages ~= nil then return of_messages(tokenizer, o.messages, format_of(), where) end
