@@ -169,7 +169,7 @@ ms.manual_seed(config.seed)
 -- No rank ever holds the whole model: each reads its own shards. Weights become int8 before they are sharded, though.
 local model = try("model", ms.hf.load, config.model,
   { dtype = config.bf16 and "bfloat16" or "float32", device = config.int8 and config.device or "meta" })
-if not model.lm_head then stop("--model: %s is no language model", model.family.architecture) end
+if not model.stream then stop("--model: %s is no causal language model", model.family.architecture) end
 if model.context and config.length > model.context then
   stop("--length is %d, but the model of --model has only %d positions", config.length, model.context)
 end

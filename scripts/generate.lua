@@ -79,6 +79,9 @@ end
 local function use_folder()
   local ms = require "moonshard"
   local model = need(ms.hf.load, given.model, { adapter = given.adapter })
+  if not model.stream then
+    cli.stop("generate", "--model: %s is no causal language model", model.family.architecture)
+  end
   local tokenizer = need(ms.text.tokenizer, given.model)
   if given.chat then
     options.system, options.chat = given.system, given.chat ~= true and given.chat or nil

@@ -69,9 +69,26 @@ describe("ms.hf.score", function()
     assert.are.same({ accuracy = plain / 8, accuracy_per_byte = per_byte / 8, questions = 8 }, score)
   end)
 
+  it("reads rows of the model's positions, and refuses a model that continues no texts, and NaN", function()
+    local small = ms.hf.create { model_type = "gpt2", vocab_size = 256, n_embd = 8, n_layer = 1, n_head = 2,
+      n_positions = 64 }
+    local path = file '{"text": "ab"}'
+    assert.are.equal(1, ms.hf.score(small, tokenizer, path).tokens)
+    assert.are.equal("hf.score: option 'length' is 65, but the model has only 64 positions",
+      message(ms.hf.score, small, tokenizer, path, { length = 65 }))
+    ms.nn.init.constant_(small.model.embed.weight, 0 / 0)
+    assert.matches("hf.score: '.*': the mean loss is nan$", message(ms.hf.score, small, tokenizer, path))
+    local t5 = ms.hf.create { model_type = "t5", vocab_size = 256, d_model = 8, d_kv = 4, d_ff = 8, num_layers = 1,
+      num_heads = 2 }
+    assert.matches("hf.score: T5ForConditionalGeneration is no causal language model", message(ms.hf.score, t5, tokenizer,
+      path))
+  end)
+
   for label, row in ms.sorted_pairs {
     ["one choice"] = { '{"prompt": "a", "choices": ["b"], "answer": 0}', "object 1 is" },
     ["an answer that is no choice"] = { '{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "'answer' is a number (2), expected the number of a choice" },
+    ["an empty choice"] = { '{"prompt": "a", "choices": ["b", ""], "answer": 0}', "object 1: choice 2 is empty" },
+    ["equal choices"] = { '{"prompt": "a", "choices": ["b", "c", "b"], "answer": 0}', "object 1: choices 1 and 3 are equal" },
     ["a choice after nothing"] = { '{"prompt": "", "choices": ["b", "c"], "answer": 0}', "nothing is before the first token of choice 1" },
     ["a completion that is too long"] = { '{"prompt": "aaaaaaaaaaaa", "completion": "b"}\n{"text": "ab"}', "1 examples are longer than option 'length', 8" },
     ["preferences"] = { '{"prompt": "a", "chosen": "b", "rejected": "c"}', "has preferences" },

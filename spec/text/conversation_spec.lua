@@ -80,7 +80,10 @@ describe("a chat", function()
 
   it("refuses wrong calls, and leaves the conversation as it was", function()
     local model = random_model()
+    local t5 = ms.hf.create { model_type = "t5", vocab_size = 280, d_model = 8, d_kv = 4, d_ff = 8, num_layers = 1,
+      num_heads = 2 }
     for _, row in ipairs {
+      { function() ms.text.chat(t5, tokenizer, options()) end, "chat: T5ForConditionalGeneration is no causal language" },
       { function() ms.text.chat(model, tokenizer) end, "no chat template" },
       { function() ms.text.chat(model, tokenizer, { chat = "llama3" }) end, "'<|eot_id|>', which is no token" },
       { function() ms.text.chat(model, tokenizer, options { top = 3 }) end, "unknown option 'top'" },

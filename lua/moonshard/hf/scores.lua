@@ -5,6 +5,7 @@ local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local examples = require "moonshard.text.examples"
 local F = require("moonshard.nn").F
+local generation = require "moonshard.text.generation"
 local no_grad = require("moonshard.autograd").no_grad
 local opts = require "moonshard.core.opts"
 local pack = require("moonshard.text.packing").pack
@@ -49,16 +50,20 @@ local function perplexity(model, list, o, world, path)
   local all = create.tensor(sums, { dtype = "float64" })
   if world > 1 then dist.all_reduce(all) end
   local sum, n = unpack(all:tolist())
+  if sum ~= sum then errors.raise("hf.score: '%s': the mean loss is nan", path) end
   return { loss = sum / n, perplexity = math.exp(sum / n), tokens = n }
 end
 
 -- The answer's number, from 1, of an object with choices.
 local function answer_of(object, where)
-  local answer = object.answer
+  local answer, seen = object.answer, {}
   for k, choice in ipairs(object.choices) do
     opts.expect(choice, opts.string, "%s: choice %d", where, k)
-    if answer == choice then return k end
+    if choice == "" then errors.raise("%s: choice %d is empty", where, k) end
+    if seen[choice] then errors.raise("%s: choices %d and %d are equal", where, seen[choice], k) end
+    seen[choice] = k
   end
+  if seen[answer] then return seen[answer] end
   local fits = type(answer) == "number" and answer % 1 == 0 and answer >= 0 and answer < #object.choices
   opts.need(fits, answer, "the number of a choice, from 0, or its text", "%s: 'answer'", where)
   return answer + 1
@@ -78,7 +83,7 @@ local function choices(model, objects, tokenizer, o, world, path)
         errors.raise("%s: nothing is before the first token of choice %d, so it has no probability; expected a longer "
           .. "'prompt'", where, c)
       end
-      questions[k].sizes[c] = math.max(1, #choice)
+      questions[k].sizes[c] = #choice
     end
   end
   local rows, sums = pack(list, { length = o.length, separate = true, rank = dist.rank(), world = world }), {}
@@ -125,14 +130,20 @@ end
 ---@param model Module  a causal model of ms.hf.load, whole or sharded
 ---@param tokenizer TextTokenizer  the model's
 ---@param path string  of the file
----@param given? { length: integer, batch: integer, chat: string|table }  length: tokens of a row (default: 512); batch: rows of a forward (default: 8); chat: the format of messages
+---@param given? { length: integer, batch: integer, chat: string|table }
+---   length: tokens of a row (default: 512, or the model's positions if these are fewer); batch: rows of a forward
+---   (default: 8); chat: the format of messages
 ---@return { loss: number, perplexity: number, tokens: integer }|{ accuracy: number, accuracy_per_byte: number, questions: integer }
 function M.score(model, tokenizer, path, given)
   local who = "hf.score"
   opts.need(type(model) == "table" and model.lm_head, model, "a language model of ms.hf.load", "%s: argument 1", who)
+  generation._expect_causal(who, model)
   opts.expect(path, opts.string, "%s: the path", who)
-  local o = opts(who, given,
-    { length = opts.option(opts.whole_from(2), 512), batch = opts.option(opts.whole_from(1), 8), chat = opts.any })
+  local o = opts(who, given, { length = opts.option(opts.whole_from(2), math.min(512, model.context or 512)),
+    batch = opts.option(opts.whole_from(1), 8), chat = opts.any })
+  if model.context and o.length > model.context then
+    errors.raise("%s: option 'length' is %d, but the model has only %d positions", who, o.length, model.context)
+  end
   local world = dist.world_size()
   if path:find "%.jsonl?$" then
     local objects = tables.read_json_lines(path, { exact = false })

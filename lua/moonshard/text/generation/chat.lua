@@ -24,12 +24,13 @@ local OWN = { chat = true, system = true }
 ---@return TextChat
 local function chat(model, tokenizer, given)
   opts.expect(model, a_module, "chat: the model")
+  generation._expect_causal("chat", model)
   opts.need(type(tokenizer) == "table" and tokenizer.apply_chat_template, tokenizer, "a tokenizer of ms.text.tokenizer",
     "chat: argument 2")
   given = given or {}
   opts.need(opts.is(given), given, "options by name", "chat: argument 3")
   if given.system ~= nil then opts.expect(given.system, opts.string, "chat: option 'system'") end
-  local o = { max_new_tokens = 512, tokenizer = tokenizer }
+  local o = { max_new_tokens = 512, num_beams = 1, num_return_sequences = 1, tokenizer = tokenizer }
   for key, value in pairs(given) do
     if not OWN[key] then o[key] = value end
   end

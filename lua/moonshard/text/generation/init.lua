@@ -111,6 +111,14 @@ local function with_saved(model, given)
   return o
 end
 
+-- Raises for a model of ms.hf.load that does not continue texts, such as BERT and T5.
+function M._expect_causal(who, model)
+  if model.family and not model.stream then
+    errors.raise("%s: %s is no causal language model%s", who, model.family.architecture, model.generate
+      and "; model:generate(inputs) gives what it says to inputs" or "")
+  end
+end
+
 -- The options with their defaults, which are those of transformers.
 local function complete(who, model, given)
   opts(who, given, SPEC)
@@ -174,6 +182,7 @@ end
 
 -- What a generation works on. The rows are texts; those of num_return_sequences follow each other.
 local function begin(who, model, ids, given, groups, cache, source)
+  if not source then M._expect_causal(who, model) end
   local o = complete(who, model, given)
   if source and not o.use_cache then errors.raise("%s: an encoder-decoder needs use_cache = true", who) end
   local rows, device = rows_of(who, ids, o.attention_mask)
