@@ -386,6 +386,7 @@ cli.run("finetune", function()
     if step < steps and (wanted or config.save and step % config.save == 0) then
       say("step %d: checkpoint: %s", step, run:checkpoint { config = kept, keep = config.keep })
       if wanted == "stop" then
+        say("saved by a signal; go on with --resume %s", run.path)
         run:finish()
         dist.finalize()
         os.exit(75, true)

@@ -178,6 +178,29 @@ describe("scripts/finetune.lua", function()
     assert.matches("^generate: [^\n]*/lora/adapter' has only adapters; %-%-model FOLDER %-%-adapter '", job.stderr)
   end)
 
+  it("refuses a model that continues no texts, as generation does", function()
+    local t5 = folder .. "/t5"
+    os.execute(("cp -r '%s/base' '%s'"):format(folder, t5))
+    ms.hf.save(ms.hf.create { model_type = "t5", vocab_size = 280, d_model = 8, d_kv = 4, d_ff = 8, num_layers = 1,
+      num_heads = 2 }, t5)
+    local text = ": %-%-model: T5ForConditionalGeneration is no causal language model\n$"
+    assert.matches("^finetune" .. text, tune(0, "of_t5", { model = t5 }).stderr)
+    local job = ranks.run(0, process.root .. "/scripts/generate.lua", { args = { "--model", t5, "--prompt", "hi" } })
+    assert.are.same({ 2, "" }, { job.code, job.stdout })
+    assert.matches("^generate" .. text, job.stderr)
+  end)
+
+  it("says after SIGTERM how to go on", function()
+    local out = folder .. "/ended"
+    local pipe = io.popen(("luajit '%s/scripts/finetune.lua' --model '%s/base' --data '%s/pc.jsonl' --length 48 "
+      .. "--batch 2 --steps 100000 --out '%s' 2>&1 & p=$!; while ! grep -qs grad_norm '%s/metrics.jsonl' && kill -0 $p; do "
+      .. "sleep 0.1; done; kill -TERM $p; wait $p; echo status $?"):format(process.root, folder, folder, out, out))
+    local text = pipe:read "*a"
+    pipe:close()
+    assert.is_truthy(text:find("\nsaved by a signal; go on with --resume " .. out .. "\n", 1, true), text)
+    assert.matches("\nstatus 75\n$", text)
+  end)
+
   it("trains adapters of float32 beside weights in bfloat16", function()
     ok(tune(2, "bf16", { lora = 3, bf16 = true }))
     local found = values("bf16", "val_loss")
