@@ -428,11 +428,13 @@ describe("wrong calls of generate", function()
     { { stop_strings = "x" }, "stop_strings need option 'tokenizer'" },
     { { max_tokens = 3 }, "unknown option 'max_tokens'" },
     { { top_p = 1.5 }, "a number from 0 to 1" },
+    { { stop_strings = { "a", "" } }, "option 'stop_strings': text 2 is empty" },
     { { early_stopping = "now" }, "true, false or 'never'" },
     { { attention_mask = ms.tensor { { 1, 1 }, { 1, 0 } } }, "row 2 of the attention_mask is padded on the right" },
     { { attention_mask = ms.tensor { { 1, 1 }, { 0, 0 } } }, "row 2 of the attention_mask has no token" },
     { {}, "int64 %[T%] or %[B, T%]", ms.ones(2, 2) },
     { {}, "a list of at least one id", { {} } },
+    { {}, "token 1 of row 1 is a string %('1'%), expected a whole number", { { "1" } } },
   } do
     it("name what is wrong, at the script's line: " .. row[2], function()
       local ok, err = pcall(function() return (generate(Next(), row[3] or ids, row[1])) end)
@@ -484,7 +486,11 @@ describe("generation_config.json", function()
     assert.are.equal(2, #select(2, model:generate({ { 3, 4, 5 } }, { max_new_tokens = 2 }))[1])
     assert.has_error(function() model:generate({ { 1, 2, 3 } }, { max_length = 3 }) end,
       "generate: max_length is 3, expected more than the 3 tokens of the longest text; or give max_new_tokens")
-    list = load '{ "typical_p": 0.9, "forced_eos_token_id": 2, "num_beams": 3 }'
+    list, model = load '{ "typical_p": 0.9, "forced_eos_token_id": 2, "num_beams": 3, "num_return_sequences": 2 }'
+    assert.are.equal(2, #model:generate { { 3, 4, 5 } }:tolist())
+    local n = 0
+    for _ in model:stream({ 3, 4, 5 }, { max_new_tokens = 4, eos_token_id = NONE }) do n = n + 1 end
+    assert.are.equal(4, n)
     assert.are.equal(2, #list)
     assert.matches("generation_config.json': key 'forced_eos_token_id' is 2, which generate lacks", list[1])
     assert.matches("key 'typical_p' is 0.9", list[2])

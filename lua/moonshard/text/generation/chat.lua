@@ -16,7 +16,9 @@ TextChat.__index = TextChat
 local OWN = { chat = true, system = true }
 
 --- Begins a conversation, in the format of apply_chat_template. Answers end with the format's tokens, or those of
---- eos_token_id.
+--- eos_token_id. A conversation beyond the model's positions loses its beginning, the system's message with it. Special
+--- tokens in a message become tokens, not text, as in transformers, so that it can end its turn: refuse a message of
+--- others of which tokenizer:encode(text) is not the same with parse = false.
 ---@param model Module  a causal language model that was trained on chats
 ---@param tokenizer TextTokenizer  the model's
 ---@param given? GenerateOptions  those of text.stream, and chat: the format (default: what the tokenizer's files say);

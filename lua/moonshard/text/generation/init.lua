@@ -121,6 +121,10 @@ end
 
 -- The options with their defaults, which are those of transformers.
 local function complete(who, model, given)
+  local texts = given and given.stop_strings
+  for k, text in ipairs(type(texts) == "table" and texts or { texts }) do
+    if text == "" then errors.raise("%s: option 'stop_strings': text %d is empty", who, k) end
+  end
   opts(who, given, SPEC)
   local o = opts(who, with_saved(model, given or {}), SPEC)
   o.who = who
@@ -282,9 +286,11 @@ local function generate(model, ids, given, groups, source)
 end
 
 --- Generates tokens after those given. Options have the names of transformers, and its defaults, unless the model's
---- generation_config.json says otherwise. The model's modes come back afterwards. Rows do not depend on each other: a row has the tokens that it has alone. Collective if the model is
---- sharded: each rank generates for its own ids, which may differ in number and length, and takes part until the last
---- one ends.
+--- generation_config.json says otherwise. The model's modes come back afterwards. Rows do not depend on each other: a
+--- row has the tokens that it has alone, except with dynamic RoPE and LongRoPE, where the longest row sets the angles
+--- of all once it is beyond the original context, as in transformers. A text that reaches the model's last position
+--- (model.context) goes on from its last half; its beginning is forgotten. Collective if the model is sharded: each
+--- rank generates for its own ids, which may differ in number and length, and takes part until the last one ends.
 ---@param model Module  a causal language model
 ---@param ids Tensor|integer[][]  int64 [T] or [B, T], padded on the left; or a list of token lists
 ---@param given? { max_new_tokens: integer, max_length: integer, min_new_tokens: integer, min_length: integer, suppress_tokens: integer[], begin_suppress_tokens: integer[], no_repeat_ngram_size: integer, bad_words_ids: integer[][], do_sample: boolean, temperature: number, top_k: integer, top_p: number, min_p: number, repetition_penalty: number, num_beams: integer, length_penalty: number, early_stopping: boolean|"never", num_return_sequences: integer, eos_token_id: integer|integer[], pad_token_id: integer, stop_strings: string|string[], tokenizer: TextTokenizer, seed: integer, attention_mask: Tensor, use_cache: boolean, cache_length: integer }
@@ -327,6 +333,12 @@ function M._stream(who, model, ids, given, cache)
   if type(ids) == "table" and not is_tensor(ids) and type(ids[1]) == "number" then ids = { ids } end
   local groups = agree.groups_of(model)
   local run
+  -- A stream has one beam, whatever the model's generation_config.json says.
+  if opts.is(given or {}) then
+    local o = { num_beams = 1, num_return_sequences = 1 }
+    for key, value in pairs(given or {}) do o[key] = value end
+    given = o
+  end
   local function one()
     run = run or begin(who, model, ids, given, groups, cache)
     if #run.rows > 1 or run.o.num_beams > 1 or run.o.num_return_sequences > 1 then

@@ -15,8 +15,8 @@ local function from_lists(who, lists)
   local width, rows = 0, {}
   for _, list in ipairs(lists) do
     if is_tensor(list) then list = list:tolist() end
-    opts.need(type(list) == "table" and type(list[1]) == "number", list, "a list of at least one id",
-      "%s: an element of the ids", who)
+    opts.need(type(list) == "table" and list[1] ~= nil, list, "a list of at least one id", "%s: an element of the ids",
+      who)
     width = math.max(width, #list)
   end
   for r, list in ipairs(lists) do
