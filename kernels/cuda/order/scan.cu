@@ -53,7 +53,7 @@ struct scan_job {
 template <class W> static __device__ inline W read(const scan_job &j, int which, int64_t base, int64_t k)
 {
     const scan_lines &l = j.t[which];
-    if (!l.data) return 0;
+    if (!l.data || (std::is_integral_v<W> && which != P)) return 0;  // gradients alone read more than P
     k += l.shift;
     if (k < 0 || k >= j.n) return (W)l.rest;
     return load<W>(l.dtype, l.data, base + (j.back ? j.n - 1 - k : k) * l.step);
