@@ -47,6 +47,7 @@ class comparison
         { "gelu_", "kernelId", "", ADDS },
         { "product_kernelIdLb1", "", "", ADDS },
         { "gradient_kernel11ms_ctc", "", "", ADDS },
+        { "loss_kernel11ms_ctc", "", "", ADDS },
     };
     static constexpr double SMALL = 0x1p-49;
     // Elementwise operators, by the beginnings of their names. A gradient may be a chain of two functions. Of float32
