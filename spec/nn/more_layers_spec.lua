@@ -83,11 +83,12 @@ describe("GroupNorm", function()
 
   it("refuses groups and weights that do not fit", function()
     raises("GroupNorm: argument 2, num_channels, is 5, expected a multiple of num_groups (2)", nn.GroupNorm, 2, 5)
-    raises("Expected number of channels in input to be divisible by num_groups, but got input of shape [2, 3, 4] and num_groups=2",
+    raises("group_norm: the input has shape [2, 3, 4], expected a number of channels that num_groups, 2, divides",
       F.group_norm, ms.ones(2, 3, 4), 2)
     raises("group_norm: weight has shape [3], expected [4], one element for each channel", F.group_norm,
       ms.ones(2, 4, 4), 2, ms.ones(3))
-    raises("Expected more than 1 value per channel when training, got input size [1, 4]", F.group_norm, ms.ones(1, 4), 4)
+    raises("group_norm: Expected more than 1 value per channel when training, got input size [1, 4]",
+      F.group_norm, ms.ones(1, 4), 4)
   end)
 
   it("takes an empty batch", function()

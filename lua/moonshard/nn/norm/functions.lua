@@ -61,7 +61,7 @@ function M.group_norm(x, num_groups, w, b, given)
   local N, C = x:size(1), x:size(2)
   if C == 0 then raise("group_norm: the input has shape %s, expected at least one channel", tostring(x.shape)) end
   if C % num_groups ~= 0 then
-    raise("Expected number of channels in input to be divisible by num_groups, but got input of shape %s and num_groups=%d",
+    raise("group_norm: the input has shape %s, expected a number of channels that num_groups, %d, divides",
       tostring(x.shape), num_groups)
   end
   check_weight("group_norm", "weight", w, C)
@@ -69,7 +69,7 @@ function M.group_norm(x, num_groups, w, b, given)
   local rows = N * num_groups
   local n = rows > 0 and x:numel() / rows or 0
   if N * n == 1 then
-    raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
+    raise("group_norm: Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
   return run("group_norm", function()
     if x:numel() > N * C then return instances(x, w, b, eps, C / num_groups) end  -- else a channel is one number
