@@ -886,6 +886,11 @@ typedef struct {
 MS_API int ms_text_ascii(const char *text, int n);
 // Adds an entry to a table of pairs, unless the pair is there.
 MS_API void ms_text_add(ms_text_slot *slots, int bits, int a, int b, int x, int y);
+// Adds the pairs of tokens whose bytes are a token, of ids below n: id's bytes are those of `texts` from ends[id] to
+// ends[id + 1], none for no token; the largest score is joined first. Returns how many there are, of which those that
+// do not fill half of the table are added; -1 without memory.
+MS_API int ms_text_pairs(const char *texts, const int *ends, const double *scores, int n, ms_text_slot *slots,
+                         int bits);
 // Writes the normalized text and, unless origins is NULL, for each of its bytes and what follows them the byte of the
 // text that it comes from. Returns its size; -1 if `room` is too small.
 MS_API int ms_text_normalize(const ms_text_map *m, const char *text, int n, char *out, int *origins, int room);

@@ -2,7 +2,7 @@
 // io/text.c -- texts to tokens: normalizing as SentencePiece does it, the unigram model (Kudo 2018), and byte-pair
 // encoding (Sennrich et al. 2016).
 //
-// All memory but the heap of long words belongs to the caller.
+// All memory belongs to the caller, but for the heap of long words and the table in ms_text_pairs.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +29,52 @@ void ms_text_add(ms_text_slot *slots, int bits, int a, int b, int x, int y)
 {
     ms_text_slot *at = &slots[find(slots, bits, a, b)];
     if (at->a < 0) *at = (ms_text_slot) { a, b, x, y };
+}
+
+// The place of a text in a table of ids by text: with the id of the token with these bytes, or -1.
+static int32_t *token_at(int32_t *table, int bits, const char *texts, const int *ends, const char *s, int n)
+{
+    uint32_t h = 0, last = (1u << bits) - 1;
+    for (int k = 0; k < n; k++) h = (h ^ (uint8_t)s[k]) * 16777619u;
+    uint32_t k = pair_hash((int32_t)h, n, bits);
+    for (int32_t id; (id = table[k]) >= 0; k = (k + 1) & last)
+        if (ends[id + 1] - ends[id] == n && memcmp(texts + ends[id], s, (size_t)n) == 0) break;
+    return &table[k];
+}
+
+// The rank of a score: larger scores have smaller ones.
+static int32_t rank_by(double score)
+{
+    float x = (float)-score;
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits < 0 ? INT32_MIN - bits : bits;
+}
+
+int ms_text_pairs(const char *texts, const int *ends, const double *scores, int n, ms_text_slot *slots, int bits)
+{
+    int table_bits = 9, count = 0;
+    while (1u << table_bits < 2u * (uint32_t)n) table_bits++;
+    int32_t *table = malloc(sizeof *table << table_bits);
+    if (!table) return -1;
+    memset(table, 255, sizeof *table << table_bits);
+    for (int id = 0; id < n; id++) {
+        const char *s = texts + ends[id];
+        int size = ends[id + 1] - ends[id];
+        if (size > 0) *token_at(table, table_bits, texts, ends, s, size) = id;
+    }
+    for (int id = 0; id < n; id++) {
+        const char *s = texts + ends[id], *end = texts + ends[id + 1];
+        for (const char *at = s + 1; at < end; at++) {
+            int32_t a = *token_at(table, table_bits, texts, ends, s, (int)(at - s));
+            if (a < 0) continue;
+            int size = (int)(end - at);
+            int32_t b = *token_at(table, table_bits, texts, ends, at, size);
+            if (b >= 0 && ++count <= 1 << (bits - 1)) ms_text_add(slots, bits, a, b, rank_by(scores[id]), id);
+        }
+    }
+    free(table);
+    return count;
 }
 
 // Where byte c leads to from a node of a trie; negative for nowhere.

@@ -370,9 +370,8 @@ describe("a tokenizer of ms.text", function()
   end)
 
   it("is read from a file of tiktoken", function()
-    local encoded = {}
     local digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    for id, token in ipairs(tokens()) do
+    local function line(token, id)
       local code = token:gsub("..?.?", function(s)
         local a, b, c = s:byte(1, 3)
         local n, out = a * 65536 + (b or 0) * 256 + (c or 0), ""
@@ -382,11 +381,20 @@ describe("a tokenizer of ms.text", function()
         end
         return out
       end)
-      encoded[id] = code .. " " .. id
+      return code .. " " .. id
     end
+    local encoded = {}
+    for id, token in ipairs(tokens()) do encoded[id] = line(token, id) end
     local path = write("a.tiktoken", table.concat(encoded, "\n") .. "\n")
     local t = ms.text.tokenizer(path, { pattern = "gpt2", special_tokens = { ["<|end|>"] = 0 } })
     for _, case in ipairs(golden.gpt2.cases) do assert.are.same(case.ids, flat((t:encode(case.text))), case.text) end
+    -- Many pairs a token: a token of k z for each k to 60.
+    for byte = 0, 255 do encoded[byte + 1] = line(string.char(byte), byte) end
+    for k = 2, 60 do encoded[255 + k] = line(("z"):rep(k), 254 + k) end
+    process.write(path, table.concat(encoded, "\n", 1, 315) .. "\n")
+    t = ms.text.tokenizer(path, { pattern = "gpt2" })
+    assert.are.same({ 286, 286, 290 }, flat((t:encode(("z"):rep(100)))))
+    assert.are.same({ 97, 257, 97, 255, 314 }, flat((t:encode("azzza\255" .. ("z"):rep(60)))))
     process.write(path, "IQ== 0\n!!! 1\n")
     assert.are.equal(("tokenizer: '%s': line 2 is not a token in base 64 and its rank"):format(path),
       message(ms.text.tokenizer, path))

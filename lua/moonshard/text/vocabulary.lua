@@ -97,31 +97,32 @@ local function trie_of(ids, last)
   return slots
 end
 
--- The pairs of tokens whose bytes are a token, as `merges`. Tokens of equal scores have one rank.
-local function pairs_of(ids, scores)
-  local sorted, ranks, list, n = {}, {}, {}, 0
-  for _, id in pairs(ids) do sorted[#sorted + 1] = -scores[id] end
-  table.sort(sorted)
-  for k, score in ipairs(sorted) do ranks[-score] = ranks[-score] or k - 1 end
-  for token, id in pairs(ids) do
-    local rank = ranks[scores[id]]
-    for at = 1, #token - 1 do
-      local first = ids[token:sub(1, at)]
-      local second = first and ids[token:sub(at + 1)]
-      if second then
-        list[n + 1], list[n + 2], list[n + 3], list[n + 4] = first, second, rank, id
-        n = n + 4
-      end
-    end
-  end
-  return list
+-- A table for n pairs, and its bits.
+local function table_for(n)
+  local bits = 8
+  while 2 ^ bits < 2 * n do bits = bits + 1 end
+  return new_slots(2 ^ bits), bits
 end
 
 local function table_of(merges)
-  local bits = 8
-  while 2 ^ bits < #merges / 2 do bits = bits + 1 end
-  local slots = new_slots(2 ^ bits)
+  local slots, bits = table_for(#merges / 4)
   for k = 1, #merges, 4 do lib.ms_text_add(slots, bits, merges[k], merges[k + 1], merges[k + 2], merges[k + 3]) end
+  return slots, bits
+end
+
+-- The table of the pairs of tokens whose bytes are a token.
+local function pairs_of(ids, scores, last)
+  local texts, ends, count = {}, ffi.new(INTS, last + 2), 2 * last
+  for id = 0, last do texts[id + 1] = "" end
+  for token, id in pairs(ids) do texts[id + 1] = token end
+  for id = 0, last do ends[id + 1] = ends[id] + #texts[id + 1] end
+  local text = table.concat(texts)
+  local slots, bits
+  repeat
+    slots, bits = table_for(count)
+    count = lib.ms_text_pairs(text, ends, scores, last + 1, slots, bits)
+    if count < 0 then errors.raise("tokenizer: no memory for the pairs of %d tokens", last + 1) end
+  until 2 * count <= 2 ^ bits
   return slots, bits
 end
 
@@ -139,15 +140,14 @@ function M.new(o)
     local score = o.scores and o.scores[id] or 0
     least, most, top = math.min(least, score), math.max(most, id), math.max(top, score)
   end
-  local scores, joined
+  local scores, joined = o.scores and ffi.new(DOUBLES, most + 1), nil
+  for _, id in pairs(scores and o.ids or {}) do scores[id] = o.scores[id] end
   if joins then
-    joined, model.pair_bits = table_of(o.merges or pairs_of(o.ids, o.scores))
+    if o.merges then joined, model.pair_bits = table_of(o.merges)
+    else joined, model.pair_bits = pairs_of(o.ids, scores, most) end
     model.pairs, parts = joined, {}
     local size = (o.by_byte and 1 or 4) + #(o.prefix or "") + #(o.suffix or "")
     for token, id in pairs(o.ids) do parts[token] = #token <= size and id or nil end
-  else
-    scores = ffi.new(DOUBLES, most + 1)
-    for _, id in pairs(o.ids) do scores[id] = o.scores[id] end
   end
   local trie, bytes = trie_of(parts, most), o.bytes and ffi.new(INTS, 256)
   for b = 0, bytes and 255 or -1 do bytes[b] = o.bytes[b] or -1 end
