@@ -265,12 +265,15 @@ describe("a whole job #mpi", function()
           true), job.stderr)
       end
     end
+    local job = ranks.run(0, "scripts/train.lua", { env = { MOONSHARD_THREADS = "abc" } })
+    assert.are.equal(2, job.code)
+    assert.are.equal("moonshard: MOONSHARD_THREADS is 'abc', expected a whole number from 1 to 1e9\n", job.stderr)
     for _, value in ipairs { "inf", "1e3", "" } do
-      local job = ranks.run(0, [[ require "moonshard".dist.init() ]], { env = { MOONSHARD_TIMEOUT = value } })
+      job = ranks.run(0, [[ require "moonshard".dist.init() ]], { env = { MOONSHARD_TIMEOUT = value } })
       assert.are.equal(0, job.code, job.stderr)
     end
     for _, timeout in ipairs { "0/0", "-1", "0" } do
-      local job = ranks.run(0, ("require 'moonshard'.dist.init { timeout = %s }"):format(timeout))
+      job = ranks.run(0, ("require 'moonshard'.dist.init { timeout = %s }"):format(timeout))
       assert.matches("dist.init: option 'timeout' is .-, expected a number > 0", job.stderr)
     end
   end)

@@ -8,12 +8,17 @@ ffi.cdef "int usleep(unsigned int microseconds);"
 
 local M = {}
 
---- This process's rank and the number of ranks, from the launcher's variables; known before the ranks connect.
+local function load() return require "moonshard.core.launcher"() end    -- at need: --help works without the engine
+
+--- This process's rank and the number of ranks, from the launcher's variables; known before the ranks connect. Ends the
+--- process if the engine cannot be loaded, as with a wrong variable.
 ---@return integer rank
 ---@return integer world
 function M.launched()
-  local launch = require "moonshard.core.launcher"()          -- required here: --help works before the engine is built
-  return launch.rank, launch.world
+  local loaded, launch = pcall(load)
+  if loaded then return launch.rank, launch.world end
+  io.stderr:write(launch, "\n")
+  os.exit(2, true)
 end
 
 --- Ends this process; to be called on every rank. Rank 0 prints the reason. The ranks join, if they have not yet, and
@@ -146,8 +151,8 @@ function M.parse(script, about, options, words)
     M.stop(script, "%s (%s --help lists the options)", message:gsub("\n", ". "):gsub("^%u", string.lower), script)
   end
   parser:flag("-h --help"):action(function()
-    local built, rank = pcall(M.launched)
-    if not built or rank == 0 then io.stdout:write(help(about, options)) end
+    local loaded, launch = pcall(load)
+    if not loaded or launch.rank == 0 then io.stdout:write(help(about, options)) end
     os.exit(0, true)
   end)
   local kinds = {}
@@ -172,6 +177,7 @@ function M.parse(script, about, options, words)
     if kinds[name] == "format" then value = value[1] or true end
     if name ~= "help" then given[name] = value end
   end
+  M.launched()                                           -- a wrong variable is named before the script goes on
   return given
 end
 
