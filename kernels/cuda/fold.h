@@ -289,6 +289,11 @@ template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, fold_resu
 
 // ---- adjacent elements of different outputs ----
 
+template <size_t N> static __device__ __forceinline__ void copy_raw(uint4 (&to)[N], const char *from)
+{
+    for (size_t k = 0; k < N; k++) to[k] = ((const uint4 *)from)[k];
+}
+
 // A block folds a segment of BLOCK columns. Each lane has WIDE adjacent columns; each warp folds every WARPS-th element
 // of the segment.
 template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, int64_t tiles, fold_result<double> r)
@@ -307,8 +312,12 @@ template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, 
         for (int64_t k = part.from + warp; k < part.to; k += 2 * WARPS) {
             bool both = k + WARPS < part.to;
             real_of<S> v[WIDE], w[WIDE];
-            load_wide((const S *)(base + offset_of(k, p.nr, p.rshape, p.rstride)), v);
-            load_wide((const S *)(base + offset_of(both ? k + WARPS : k, p.nr, p.rshape, p.rstride)), w);
+            uint4 raw[2][sizeof(S) * WIDE / 16];  // both are read before one is converted
+            UNROLL
+            for (int q = 0; q < 2; q++)
+                copy_raw(raw[q], base + offset_of(q && both ? k + WARPS : k, p.nr, p.rshape, p.rstride));
+            load_wide((const S *)raw[0], v);
+            load_wide((const S *)raw[1], w);
             UNROLL
             for (int e = 0; e < WIDE; e++) {
                 double parameter = parameter_of(f, m + e);
