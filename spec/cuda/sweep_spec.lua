@@ -70,6 +70,12 @@ local function same(name, want, got, dtype)
   end
 end
 
+-- The results on the CPU and on the GPU, both nil if the operator refuses such tensors.
+local function both_same(what, got, dtype)
+  assert.equal(got[1] == nil, got[2] == nil, what)
+  if got[1] then same(what, got[1], got[2], dtype) end
+end
+
 describe("along a dimension, on a GPU #cuda", function()
   for name, fn in pairs(FUNCTIONS) do
     for _, dtype in ipairs(DTYPES) do
@@ -213,8 +219,7 @@ describe("in layouts of many dimensions, on a GPU #cuda", function()
             end)
           end
           local what = ("products of %d x %d x %d, %d"):format(m, k, n, turned)
-          assert.equal(got[1] == nil, got[2] == nil, what)
-          if got[1] then same(what, got[1], got[2], dtype) end
+          both_same(what, got, dtype)
         end
       end
     end)
@@ -239,8 +244,7 @@ describe("in layouts of many dimensions, on a GPU #cuda", function()
                     got[k] = results(of(x:to(device)), function(t) return fn(t, ids:to(device), d, all:to(device)) end)
                   end
                   local what = ("%s of %s, %s, dimension %d"):format(name, table.concat(shape, " x "), layout, d)
-                  assert.equal(got[1] == nil, got[2] == nil, what)
-                  if got[1] then same(what, got[1], got[2], dtype) end
+                  both_same(what, got, dtype)
                 end
               end)
             end
@@ -300,8 +304,7 @@ describe("rows of numbers, on a GPU #cuda", function()
               end)
             end
             local what = ("%s of %d x %d, from %d"):format(name, m, n, skip)
-            assert.equal(got[1] == nil, got[2] == nil, what)
-            if got[1] then same(what, got[1], got[2], dtype) end
+            both_same(what, got, dtype)
           end
         end
       end)
