@@ -56,6 +56,7 @@ describe("a folder of a model", function()
     { "llama", { intermediate_size = 25 }, "'model.layers.0.mlp.gate_proj.weight' has shape [24, 16], expected [25, 16] by" },
     { "llama", { num_hidden_layers = 3 }, "model.safetensors' lacks 'model.layers.2." },
     { "llama", { pretraining_tp = 2 }, "key 'pretraining_tp' is 2; only 1 is supported" },
+    { "llama", { partial_rotary_factor = 0.5 }, "key 'partial_rotary_factor' is 0.5; only 1 is supported" },
     { "gpt2", { scale_attn_by_inverse_layer_idx = true }, "key 'scale_attn_by_inverse_layer_idx' is true; only false is" },
     { "gpt2", { n_head = 3 }, "key 'n_embd' is 16, expected a multiple of n_head, 3" },
     { "gemma2", { layer_types = { "full_attention" } }, "key 'layer_types' has 1 elements, expected one for each of the 2" },

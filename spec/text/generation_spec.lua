@@ -202,6 +202,37 @@ describe("generate", function()
   end)
 end)
 
+describe("generate of Phi-3", function()
+  it("turns all positions anew beyond its first context, those in the cache as well", function()
+    local folder = folders.make("phi3_short", { original_max_position_embeddings = 12 })
+    local model = ms.hf.load(folder)
+    process.remove_folder(folder)
+    local function alone(list, n)
+      local all = { unpack(list) }
+      for _ = 1, n do all[#all + 1] = model(ms.tensor({ all }, { dtype = "int64" }), { last = 1 }):argmax(-1):item() end
+      return { unpack(all, #list + 1) }
+    end
+    local list = folders.ids(S):select(1, 1):tolist()
+    local want = alone(list, 12)
+    local _, new = model:generate({ list }, { max_new_tokens = 12, eos_token_id = NONE })
+    assert.are.same(want, new[1])
+    -- The longest row's position counts.
+    _, new = model:generate({ list, { 3, 1, 4 } }, { max_new_tokens = 12, eos_token_id = NONE })
+    assert.are.same(want, new[1])
+    -- A cache that an earlier call left continues beyond.
+    local store = require("moonshard.text.generation.cache").new()
+    local generation = require "moonshard.text.generation"
+    for _, part in ipairs { { 0, 3 }, { 6, 6 } } do
+      local from, n, text, got = part[1], part[2], { unpack(list) }, {}
+      for k = 1, from do text[#text + 1] = want[k] end
+      for id in generation._stream("chat", model, text, { max_new_tokens = n, eos_token_id = NONE }, store) do
+        got[#got + 1] = id
+      end
+      assert.are.same({ unpack(want, from + 1, from + n) }, got)
+    end
+  end)
+end)
+
 describe("stream", function()
   it("gives the tokens of generate, one by one", function()
     local model = model_of "gemma2"

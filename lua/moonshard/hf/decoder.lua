@@ -108,6 +108,7 @@ function CausalLM:init(o)
   self.lm_head = nn.Linear(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
   if o.tied then self.lm_head.weight = self.model.embed.weight end
   self.softcap, self.name, self.context = o.final_softcap, o.name, o.learned
+  if o.renews then self.renewed_beyond = self.model.rates.context end
 end
 
 local function logits_of(self, x)

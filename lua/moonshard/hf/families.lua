@@ -38,7 +38,7 @@ end
 
 -- ---- what the descendants of Llama share --------------------------------------------------------
 
-local function llama_like(c, act_key)
+local function llama_like(c, act_key, is_partial)
   local o = {
     vocab = c:get("vocab_size", size), dim = c:get("hidden_size", size), layers = c:get("num_hidden_layers",
       Config.layers),
@@ -58,7 +58,7 @@ local function llama_like(c, act_key)
   end
   o.head_dim = head_dim or o.dim / o.heads
   if o.head_dim % 2 ~= 0 then c:fail("head_dim", "is %d, expected an even number", o.head_dim) end
-  o.rotary = rotary.read(c, o.head_dim)
+  o.rotary = rotary.read(c, o.head_dim, is_partial)
   c:only("pretraining_tp", 1)
   return o
 end
@@ -119,7 +119,8 @@ M.qwen3 = { architecture = "Qwen3ForCausalLM", names = LLAMA, options = function
 end }
 
 M.phi3 = { architecture = "Phi3ForCausalLM", names = LLAMA, options = function(c)
-  local o = llama_like(c)
+  local o = llama_like(c, nil, true)
+  o.renews = o.rotary.kind == "longrope"
   o.fused, o.dropout, o.embed_dropout = true, c:get("resid_pdrop", share, 0), c:get("embd_pdrop", share, 0)
   windows(c, o, function() return true end)
   return o

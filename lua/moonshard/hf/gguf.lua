@@ -157,9 +157,6 @@ function M.save(model, path, dtype)
       kind.act.key, o.act, kind.name, kind.act.means)
   end
   local scaling = o.rotary and o.rotary.kind
-  if o.rotary and o.rotary.d ~= o.head_dim then
-    errors.raise("hf.save: GGUF files of %s with the key 'partial_rotary_factor' are not supported", kind.name)
-  end
   local is_lost = scaling == "yarn" or scaling == "longrope" or scaling == "dynamic"
     or scaling == "llama3" and kind.name ~= "llama"
   if is_lost or o.window then

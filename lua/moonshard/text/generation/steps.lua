@@ -109,19 +109,29 @@ function Steps:mask_of(n)
   return self.mask:narrow(2, 1, n)
 end
 
+-- Whether the next tokens are beyond the position from which Phi-3 turns all keys by other angles, those in the cache
+-- as well.
+local function turns_otherwise(self)
+  local last, longest = self.model.renewed_beyond, self.cache.length + 1
+  if not last or self.cache.length == 0 or self.cache.length > last then return false end
+  for _, row in ipairs(self.rows) do longest = math.max(longest, #row.ids) end
+  return longest > last
+end
+
 -- The logits of the next token: [rows, V].
 local function forward(self)
   local cache = self.cache
   if not cache then return whole(self) end
   local context = self.model.context
   local ids, T, positions
-  if context and cache.length + 1 > context then cache:release() end
+  if context and cache.length + 1 > context or turns_otherwise(self) then cache:release() end
   if cache.length > 0 and self.started then
     ids, T = padded(self, tails(self.rows, 1, 1))
     positions = self.pads and self:positions_of(1)
   else
     -- The cache of an earlier call holds the beginning of the only text.
-    local lists = tails(self.rows, cache.length + 1, self.started and math.floor(context / 2) or context or math.huge)
+    local most = context and (self.started and math.floor(context / 2) or context)
+    local lists = tails(self.rows, cache.length + 1, most or math.huge)
     ids, T = padded(self, lists)
     if cache.length == 0 then positions = place(self, lists, T) end
   end
