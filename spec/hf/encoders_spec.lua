@@ -132,4 +132,32 @@ describe("an encoder of transformers", function()
       end)
     end
   end
+
+  it("has a bias of its own where the head is not tied, which old files have by another name", function()
+    local config = { model_type = "bert", vocab_size = 32, hidden_size = 16, intermediate_size = 24, num_hidden_layers = 1,
+      num_attention_heads = 4, tie_word_embeddings = false, architectures = { "BertForMaskedLM" } }
+    folder = process.temp_folder()
+    local model, file = ms.hf.create(config), folder .. "/out/model.safetensors"
+    ms.no_grad(function() model.decoder.bias:normal_() end)
+    ms.hf.save(model, folder .. "/out")
+    local ids, t = folders.ids(S), ms.load(file)
+    assert.is_true(t["cls.predictions.decoder.bias"]:equal(model.decoder.bias))
+    assert.are.equal(0, t["cls.predictions.bias"]:abs():sum():item())
+    assert.is_true(ms.hf.load(folder .. "/out")(ids):equal(model(ids)))
+    t["cls.predictions.bias"], t["cls.predictions.decoder.bias"] = t["cls.predictions.decoder.bias"], nil
+    ms.save(file, t)
+    assert.is_true(ms.hf.load(folder .. "/out")(ids):equal(model(ids)))
+  end)
+
+  for _, name in ipairs { "bert", "roberta", "llama", "gemma" } do
+    it("gives the row of pad_token_id no gradient: " .. name, function()
+      folder = folders.make(name, { pad_token_id = 3 })
+      local model = ms.hf.load(folder)
+      model = model.model or model
+      model(ms.tensor({ { 5, 3, 9, 7 } }, { dtype = "int64" })):square():sum():backward()
+      local norms = (model.words or model.embed).weight.grad:norm({ dim = 2 }):tolist()
+      assert.are.equal(0, norms[4])
+      assert.is_true(norms[6] > 0)
+    end)
+  end
 end)

@@ -307,8 +307,9 @@ describe("a GGUF file", function()
   end)
 
   it("is refused for rotary positions that llama.cpp lacks: qwen2, llama3", function()
-    local text = message(ms.hf.save, small("qwen2", { rope_parameters = { rope_type = "llama3", rope_theta = 10000,
-      factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 16 } }), folder .. "/x.gguf")
+    local model = small("qwen2", { rope_parameters = { rope_type = "llama3", rope_theta = 10000, factor = 8,
+      low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 16 } })
+    local text = message(ms.hf.save, model, folder .. "/x.gguf")
     assert.is_truthy(text:find("the RoPE scaling llama3", 1, true), text)
   end)
 end)

@@ -24,7 +24,10 @@ local Bert = nn.Module:extend "HFBert"
 
 function Bert:init(o)
   local kind = { dtype = o.dtype, device = o.device }
-  self.words, self.positions = nn.Embedding(o.vocab, o.dim, kind), nn.Embedding(o.context, o.dim, kind)
+  local function padded(n, row)
+    return nn.Embedding(n, o.dim, { dtype = o.dtype, device = o.device, padding_idx = row })
+  end
+  self.words, self.positions = padded(o.vocab, o.padding_row), padded(o.context, o.pad)
   self.types = nn.Embedding(o.types, o.dim, kind)
   self.norm = block.norm(o)
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
@@ -70,7 +73,11 @@ function Head:init(o)
   if o.head == "masked" then
     self.dense, self.act, self.norm = block.linear(o, o.dim, o.dim, true), o.head_act, block.norm(o)
     self.decoder = block.linear(o, o.dim, o.vocab, true)
-    if o.tied then self.decoder.weight = self.encoder.words.weight end
+    if o.tied then
+      self.decoder.weight = self.encoder.words.weight
+    else
+      self.bias = nn.Parameter(create.zeros({ o.vocab }, { dtype = o.dtype, device = o.device }))
+    end
     return
   end
   if o.classifier_dropout > 0 then self.drop = nn.Dropout(o.classifier_dropout) end
@@ -117,6 +124,7 @@ local function options_of(c, head, is_roberta)
     c:fail("hidden_size", "is %d, expected a multiple of num_attention_heads, %d", o.dim, o.heads)
   end
   if is_roberta then o.pad = c:get("pad_token_id", opts.whole_from(0), 1) end
+  o.padding_row = c:padding_row(o.vocab, is_roberta and 1 or 0)
   o.pooler = head == nil or head == "text" and not is_roberta
   o.head_act = is_roberta and "gelu" or o.act
   if head == "text" or head == "token" then
@@ -130,7 +138,7 @@ local function options_of(c, head, is_roberta)
   return o
 end
 
-local function names_of(ours, theirs, is_roberta)
+local function names_of(ours, theirs, is_roberta, untied)
   local rows, layer = {}, { ours .. "layers.#.", theirs .. "encoder.layer.#." }
   for _, pair in ipairs { { "attn.q.", "attention.self.query." }, { "attn.k.", "attention.self.key." },
     { "attn.v.", "attention.self.value." }, { "attn.out.", "attention.output.dense." },
@@ -143,11 +151,15 @@ local function names_of(ours, theirs, is_roberta)
     { "norm.", "embeddings.LayerNorm." }, { "pooler.", "pooler.dense." } } do
     rows[#rows + 1] = { ours .. pair[1], theirs .. pair[2] }
   end
-  local heads = is_roberta and { { "dense.", "lm_head.dense." }, { "norm.", "lm_head.layer_norm." },
-    { "decoder.bias", "lm_head.bias" }, { "decoder.weight", "lm_head.decoder.weight" } }
-    or { { "dense.", "cls.predictions.transform.dense." }, { "norm.", "cls.predictions.transform.LayerNorm." },
-      { "decoder.bias", "cls.predictions.bias" }, { "decoder.weight", "cls.predictions.decoder.weight" } }
-  for _, pair in ipairs(heads) do rows[#rows + 1] = pair end
+  local head = is_roberta and "lm_head." or "cls.predictions."
+  local inner = is_roberta and head or head .. "transform."
+  -- Files of untied heads have a second bias, on which no logit depends; old ones have the first one by its name.
+  local bias = untied and { "decoder.bias", head .. "decoder.bias", old = head .. "bias" }
+    or { "decoder.bias", head .. "bias" }
+  for _, pair in ipairs { { "dense.", inner .. "dense." }, { "norm.", inner .. (is_roberta and "layer_norm." or "LayerNorm.") },
+    bias, { "decoder.weight", head .. "decoder.weight" }, { "bias", head .. "bias" } } do
+    rows[#rows + 1] = pair
+  end
   return rows
 end
 
@@ -168,7 +180,8 @@ for model_type, is_roberta in pairs { bert = false, roberta = true } do
       prefix = prefix, build = function(c, kind)
         local o = options_of(c, head or nil, is_roberta)
         o.name, o.dtype, o.device = class .. suffix, kind.dtype, kind.device
-        return (head and Head or Bert)(o)
+        return (head and Head or Bert)(o), head == "masked" and not o.tied and names_of("encoder.", prefix, is_roberta, true)
+          or names
       end }
   end
 end

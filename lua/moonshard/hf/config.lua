@@ -127,6 +127,16 @@ function Config:only(key, value)
   end
 end
 
+--- The row of a table of n tokens that lookups give no gradient, that of pad_token_id, as in transformers; or nil.
+---@param n integer
+---@param default? integer  of a file without the key
+---@return integer?
+function Config:padding_row(n, default)
+  local id = self.values.pad_token_id
+  if id == nil then id = default end
+  return type(id) == "number" and id % 1 == 0 and id >= -n and id < n and id or nil
+end
+
 --- The number of classes of a classifier.
 function Config:labels()
   self:only("problem_type", "single_label_classification")

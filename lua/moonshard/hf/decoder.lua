@@ -44,7 +44,7 @@ local Decoder = nn.Module:extend "HFDecoder"
 ---@param o table  what a family made of config.json (families.lua)
 function Decoder:init(o)
   local kind = { dtype = o.dtype, device = o.device }
-  self.embed = nn.Embedding(o.vocab, o.dim, kind)
+  self.embed = nn.Embedding(o.vocab, o.dim, { dtype = o.dtype, device = o.device, padding_idx = o.padding_row })
   if o.learned then self.positions = nn.Embedding(o.learned, o.dim, kind) end
   if (o.embed_dropout or 0) > 0 then self.drop = nn.Dropout(o.embed_dropout) end
   self.layers = block.stack(o)

@@ -38,7 +38,7 @@ end
 
 -- ---- what the descendants of Llama share --------------------------------------------------------
 
-local function llama_like(c, act_key, is_partial)
+local function llama_like(c, act_key, is_partial, pad)
   local o = {
     vocab = c:get("vocab_size", size), dim = c:get("hidden_size", size), layers = c:get("num_hidden_layers",
       Config.layers),
@@ -48,6 +48,7 @@ local function llama_like(c, act_key, is_partial)
     norm = { kind = "rms", eps = c:get("rms_norm_eps", positive, 1e-6) }, tied = c:get("tie_word_embeddings",
       opts.boolean, false),
   }
+  o.padding_row = c:padding_row(o.vocab, pad)
   o.kv_heads = c:get("num_key_value_heads", size, o.heads)
   if o.heads % o.kv_heads ~= 0 then
     c:fail("num_key_value_heads", "is %d, expected a divisor of num_attention_heads, %d", o.kv_heads, o.heads)
@@ -119,7 +120,7 @@ M.qwen3 = { architecture = "Qwen3ForCausalLM", names = LLAMA, options = function
 end }
 
 M.phi3 = { architecture = "Phi3ForCausalLM", names = LLAMA, options = function(c)
-  local o = llama_like(c, nil, true)
+  local o = llama_like(c, nil, true, 32000)
   o.renews = o.rotary.kind == "longrope"
   o.fused, o.dropout, o.embed_dropout = true, c:get("resid_pdrop", share, 0), c:get("embd_pdrop", share, 0)
   windows(c, o, function() return true end)
@@ -127,7 +128,7 @@ M.phi3 = { architecture = "Phi3ForCausalLM", names = LLAMA, options = function(c
 end }
 
 local function gemma(c, act_key)
-  local o = llama_like(c, act_key)
+  local o = llama_like(c, act_key, false, 0)
   c:only("use_bidirectional_attention", false)
   o.norm.kind, o.embed_scale = "rms1", o.dim ^ 0.5
   local attention = c:get("attention_bias", opts.boolean, false)

@@ -35,8 +35,8 @@ end
 --- when it was made, such as those of adapters, are in the second list, with the modules that own them.
 ---@param model Module  of ms.hf.load
 ---@param pairs_of? table  the names of another kind of files (default: those of the model's family)
----@return { name: string, file: string, others: string[], t: Tensor, shape: integer[], transposed: boolean }[]
----   name: here; file: in files; others: names of the same tensor in files that repeat it
+---@return { name: string, file: string, old: string, others: string[], t: Tensor, shape: integer[], transposed: boolean }[]
+---   name: here; file: in files; old: in files that lack that one; others: of the same tensor in files that repeat it
 ---@return { name: string, owner: Module }[] added
 function M.entries(model, pairs_of)
   local from_0, list, seen = model:_names_from_0(), {}, {}
@@ -54,7 +54,7 @@ function M.entries(model, pairs_of)
       local whole = rawget(t, "_whole_shape") or t.shape
       local shape, transposed = { unpack(whole) }, row and row.transposed and #whole == 2 or false
       if transposed then shape = { whole[2], whole[1] } end
-      e = { name = name, file = file, others = {}, t = t, shape = shape, transposed = transposed,
+      e = { name = name, file = file, old = row and row.old, others = {}, t = t, shape = shape, transposed = transposed,
         is_sharded = sharded.is_sharded(t) }
       seen[t], list[#list + 1] = e, e
     end

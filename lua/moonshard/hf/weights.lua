@@ -79,7 +79,7 @@ local function match(model, entries, path, where)
     return where[other] and other
   end
   for _, e in ipairs(entries) do
-    local found = find(e.file)
+    local found = find(e.file) or e.old and find(e.old)
     for _, other in ipairs(e.others) do
       local same = find(other)
       if same then used[same] = true end

@@ -43,7 +43,8 @@ local Decoder = nn.Module:extend "HFWhisperDecoder"
 
 function Decoder:init(o)
   local kind = { dtype = o.dtype, device = o.device }
-  self.words, self.positions = nn.Embedding(o.vocab, o.dim, kind), nn.Embedding(o.context, o.dim, kind)
+  self.words = nn.Embedding(o.vocab, o.dim, { dtype = o.dtype, device = o.device, padding_idx = o.padding_row })
+  self.positions = nn.Embedding(o.context, o.dim, kind)
   self.layers, self.norm = block.stack(o), block.norm(o)
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
 end
@@ -85,6 +86,7 @@ local function options_of(c)
     tied = c:get("tie_word_embeddings", opts.boolean, true), start = c:get("decoder_start_token_id",
       opts.whole_from(0), 50257), pad = c:get("pad_token_id", opts.whole_from(0), 50256),
   }
+  o.padding_row = c:padding_row(o.vocab, 50256)
   for _, part in ipairs { "encoder", "decoder" } do
     local heads = c:get(part .. "_attention_heads", size)
     if o.dim % heads ~= 0 then
