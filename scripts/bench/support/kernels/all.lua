@@ -61,9 +61,11 @@ local function runs(c, leaf_id)
   end
 end
 
+--- Prints the table. Returns the seconds of PyTorch's cases by name; none where it is not installed.
 ---@param bench Bench
+---@return table<string, number>
 return function(bench)
-  local rows, cols = bench.quick and 64 or 2048, 1024
+  local rows, cols = bench.quick and 64 or 8192, 1024
   local t, isa = tensors(rows, cols), ffi.string(lib.ms_cpu_isa())
   local list, measured, n = require("kernels.cpu").cases(t, rows, cols, isa), {}, rows * cols
   for k, c in ipairs(list) do
@@ -80,7 +82,7 @@ return function(bench)
 
   local copy, instructions = 8 * n / results.clone.best, bench.fma_float32 / 2 / 16  -- instructions of 16 lanes
   local peer, theirs = not bench.quick and bench:peer "kernels/peer_rows.py", {}
-  for seconds, name in (peer and peer { rows, cols } or ""):gmatch "seconds (%S+) ([^\n]+)" do theirs[name] = seconds end
+  for seconds, name in (peer and peer { rows, cols } or ""):gmatch "seconds (%S+) ([^\n]+)" do theirs[name] = tonumber(seconds) end
   bench:print(("# %-42s %10s %10s %-6s %6s%s"):format("kernel", "ms", "limit, ms", "by", "times",
     peer and "  PyTorch, ms" or ""))
   local unexplained = 0
@@ -95,4 +97,5 @@ return function(bench)
       or times > 1.5 and "  " .. c.why or ""))
   end
   bench:bar("kernels above 1.5 times their limit", unexplained, "<=", 0)
+  return theirs
 end

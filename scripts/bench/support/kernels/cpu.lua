@@ -16,6 +16,7 @@ local TWICE = "reads each row again from L1"
 local WIDEN = "adds in float64"
 local ACCUMULATORS = "reads and writes accumulators in L1 for each row"
 local PACKED = "AVX2 packs 32 numbers to bytes in five shuffles"
+local SCALAR = "only AVX-512 converts 64-bit integers; else an element at a time"
 local PRODUCTS = "GCC 12 shuffles for products of 32 x 32 to 64 bits, in 512-bit vectors multiplies 64-bit numbers"
 local LIBM = "libm's function, an element at a time: training seldom needs it"
 local DOUBLE = "libm's functions: float64 serves gradient checks"
@@ -55,7 +56,8 @@ function M.cases(t, rows, cols, isa)
     for at = 3, #c do
       local to, add = c[at], (c[2] == d or c[2] == t.x_half or c[2] == t.h_half or c[2] == t.whole) and wide or case
       add(("cast %s to %s"):format(c[1], to[1]), to[2], to[3], "cast", { c[2] }, { t.dtype[to[1]] }, nil,
-        (c[2] == h or c[2] == t.q or to[1]:find "float16") and HALF or to[1] == "uint8" and PACKED)
+        (c[2] == h or c[2] == t.q or to[1]:find "float16") and HALF or to[1] == "uint8" and PACKED
+          or c[2] == t.whole and to[1] == "float32" and isa ~= "v4" and SCALAR)
     end
   end
   case("cat of two", 16, 0, "cat", { x, y }, { 0 })
@@ -130,7 +132,7 @@ function M.cases(t, rows, cols, isa)
   case("sum over rows bfloat16", 2, 2, "sum", { h }, { 0, 0 }, nil, HALF)
   wide("sum over columns float64", 8, 2, "sum", { d }, { 0, 1 })
   case("var over columns", 4, 4, "var", { x }, { 0, 1 }, { 1 }, TWICE)
-  case("var over rows", 8, 4, "var", { x }, { 0, 0 }, { 1 })
+  case("var over rows", 8, 4, "var", { x }, { 0, 0 }, { 1 }, ACCUMULATORS)
   case("norm over columns", 4, 2, "norm", { x }, { 0, 1 }, { 2 })
   case("norm of all", 4, 2, "norm", { x }, { 0 }, { 2 })
   case("any", 1, 2, "any", { t.mask_none }, nil, nil, "bools are widened to int64")
@@ -186,7 +188,8 @@ function M.cases(t, rows, cols, isa)
   case("embedding_backward", 8, 1, "embedding_backward", { x, t.ids }, { -1, cols })
   case("index_select of rows", 8, 0, "index_select", { x, t.row_ids }, { 0 })
   case("index_select of columns", 8, 0, "index_select", { x, t.ids_of_columns }, { 1 }, nil, SCATTERED)
-  case("scatter_add_ of rows", 12, 1, "scatter_add_", { t.target, t.row_positions, x }, { 0 })
+  case("scatter_add_ of rows", 12, 1, "scatter_add_", { t.target, t.row_positions, x }, { 0 }, nil,
+    "rows wherever their index points: nothing is fetched ahead")
   case("gather of rows", 8, 0, "gather", { x, t.row_positions }, { 0 })
   case("gather", 16, 0, "gather", { x, t.positions }, { 1 }, nil, SCATTERED)
   case("scatter_", 16, 0, "scatter_", { t.target, t.positions, x }, { 1 }, nil, SCATTERED)

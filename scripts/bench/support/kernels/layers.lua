@@ -101,7 +101,7 @@ function M.cases(quick)
   local size = quick and 2 ^ 16 or 2 ^ 21
   for _, o in ipairs {
     { "SGD", 0, 2, { lr = 0.1 } }, { "SGD", 1, 4, { lr = 0.1, momentum = 0.9 }, " with momentum" },
-    { "Adam", 2, 35 }, { "AdamW", 2, 36 }, { "NAdam", 2, 40 }, { "RAdam", 2, 45 }, { "Adamax", 2, 30 },
+    { "Adam", 2, 35 }, { "Adam", 3, 36, { amsgrad = true }, " with amsgrad" }, { "AdamW", 2, 36 }, { "NAdam", 2, 40 }, { "RAdam", 2, 45 }, { "Adamax", 2, 30 },
     { "RMSprop", 1, 30 }, { "Adagrad", 1, 28 }, { "Adadelta", 2, 50 }, { "Rprop", 2, 20, nil, nil, BLENDS }, { "ASGD", 1, 10 },
   } do
     local p = ms.nn.Parameter(ms.randn(size))

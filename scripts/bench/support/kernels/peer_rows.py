@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """scripts/bench/kernels in PyTorch: `peer_rows.py ROWS COLUMNS` prints `seconds S CASE` for each operator on rows, with
-one thread and, where PyTorch has a variant that takes it, its output allocated before: the best of 30 turns."""
+one thread and, where PyTorch has a variant that takes it, its output allocated before: the best of 30 turns. Then the
+same for a call of small operators."""
 import sys
 import time
+import timeit
 
 import torch
 
@@ -45,5 +47,10 @@ for _ in range(30):
             start = time.perf_counter()
             run()
             best[name] = min(best[name], time.perf_counter() - start)
+a, c, row = torch.randn(8, 32), torch.randn(8, 32), torch.randn(32)
+small = {"relu 8x32": lambda: torch.relu(a), "add 8x32": lambda: a + c, "add 8x32 and 32": lambda: a + row}
+for name, run in small.items():
+    with torch.no_grad():
+        best[name] = min(timeit.repeat(run, number=1000, repeat=9)) / 1000
 for name, seconds in best.items():
     print("seconds", seconds, name)
