@@ -53,7 +53,7 @@ template <class T, class S> static __device__ __forceinline__ void load_wide(con
     }
 }
 
-// Stores 16 bytes in one access. The compiler may split a plain assignment into several.
+// Stores 16 bytes of global memory in one access. The compiler may split a plain assignment into several.
 template <class V> static __device__ __forceinline__ void put(V *p, V v)
 {
 #ifdef MS_EMULATED
@@ -154,16 +154,19 @@ template <class S> static __device__ inline int64_t first_pack(const S *row)
     return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
 }
 // Copies up to WIDE of n elements without conversion: in accesses of 16 bytes if n >= WIDE and both addresses are
-// aligned.
+// aligned. SHARED: to shared memory.
 template <class S> constexpr int WORDS = WIDE * sizeof(S) / sizeof(uint4);
-template <class S> static __device__ __forceinline__ void move_pack(S *to, const S *from, int64_t n)
+template <bool SHARED = false, class S>
+static __device__ __forceinline__ void move_pack(S *to, const S *from, int64_t n)
 {
     if (n >= WIDE && is_wide(to) && is_wide(from)) {
         uint4 v[WORDS<S>];
         UNROLL
         for (int k = 0; k < WORDS<S>; k++) v[k] = ((const uint4 *)from)[k];
         UNROLL
-        for (int k = 0; k < WORDS<S>; k++) put((uint4 *)to + k, v[k]);
+        for (int k = 0; k < WORDS<S>; k++)
+            if (SHARED) ((uint4 *)to)[k] = v[k];
+            else put((uint4 *)to + k, v[k]);
     } else UNROLL
     for (int e = 0; e < WIDE; e++)
         if (e < n) to[e] = from[e];

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
         int l = p / packs, w = (p - l * packs) * WIDE;
         int64_t h = (first + l) * v.sh - v.top + ky * v.dh;
         S *to = line + l * width + w;
-        if (c < C && d >= 0 && d < v.d && h >= 0 && h < v.h) move_pack(to, x + h * width + w, width - w);
+        if (c < C && d >= 0 && d < v.d && h >= 0 && h < v.h) move_pack<true>(to, x + h * width + w, width - w);
         else
             for (int e = 0; e < WIDE && w + e < width; e++) store_one(to + e, (T)0);
     }

@@ -3,8 +3,8 @@
 // them on a GPU, and further.
 //
 //   memory    accesses of global memory lie within one live allocation, pinned memory or a constant of the kernel;
-//             accesses of shared memory within the block's, generic ones in one of them or on the thread's stack;
-//             each is aligned to its width
+//             accesses of shared memory within the block's, generic ones in one of them or on the thread's stack; none
+//             lies in another space than its instruction names, and each is aligned to its width
 //   races     two threads access one byte of shared or global memory, one of them writes, and nothing orders them:
 //             within a warp bar.sync or bar.warp.sync, within a block bar.sync, between blocks nothing. Atomics do not
 //             race with each other, nor with reads: 4 aligned bytes do not tear, and the loops around cas look first. A
@@ -237,6 +237,8 @@ class block_checks
         bool inside = at >= window && at + n <= end;
         if (space == 's' && !inside)
             fault("line %d: %d bytes at %td of shared memory, which has %td", line, n, at - window, end - window);
+        if (space == 'g' && inside)
+            fault("line %d: an instruction for global memory accesses byte %td of shared memory", line, at - window);
         if (inside) return in_shared(at, n, (access_kind)kind, line);
         // A generic address may be that of a local variable or a parameter.
         char *stack = (char *)__builtin_frame_address(0);
