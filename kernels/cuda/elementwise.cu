@@ -328,8 +328,8 @@ template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, i
     int n = l.numel - i < WIDE ? (int)(l.numel - i) : WIDE;
     float a[WIDE], b[WIDE];
     bool yes = true;
-    load_lanes(l, 1, i, n, a);
-    load_lanes(l, 2, i, n, b);
+    load_lanes<true>(l, 1, i, n, a);
+    load_lanes<true>(l, 2, i, n, b);
     UNROLL
     for (int j = 0; j < WIDE; j++) yes = yes && (j >= n || is_same_element<CODE>(by, a[j], b[j]));
     if (!yes) atomicAnd(same, 0);

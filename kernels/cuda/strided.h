@@ -95,13 +95,21 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
     }
 }
 
+// Loads an element. NARROW: of float32 or a half type.
+template <bool NARROW> static __device__ __forceinline__ float load_lane(int dtype, const char *p)
+{
+    if (!NARROW) return value<float>::load(dtype, p);
+    if (dtype == MS_F32) return *(const float *)p;
+    return dtype == MS_F16 ? ms_f16_to_float(*(const ms_f16 *)p) : ms_bf16_to_float(*(const ms_bf16 *)p);
+}
 // Loads elements i .. i + n - 1 of dense operand k (store_lanes: stores those of the output); i is a multiple of WIDE,
 // n at most WIDE.
+template <bool NARROW = false>
 static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, float *v)
 {
     int64_t r = l.repeat[k];
     if (r == 1) {
-        float one = value<float>::load(l.dtype[k], l.data[k]);
+        float one = load_lane<NARROW>(l.dtype[k], l.data[k]);
         UNROLL
         for (int j = 0; j < WIDE; j++) v[j] = one;
         return;
@@ -114,7 +122,7 @@ static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64
         case MS_BF16: return load_wide((const ms_bf16 *)p, v);
         }
     UNROLL
-    for (int j = 0; j < WIDE; j++) v[j] = j < n ? value<float>::load(l.dtype[k], p + j * l.size[k]) : 0;
+    for (int j = 0; j < WIDE; j++) v[j] = j < n ? load_lane<NARROW>(l.dtype[k], p + j * l.size[k]) : 0;
 }
 static __device__ __forceinline__ void store_lanes(const strided &l, int64_t i, int n, const float *v)
 {

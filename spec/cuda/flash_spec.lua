@@ -88,6 +88,12 @@ describe("attention in tiles", function()
       return { dropout_p = 0.1, attn_mask = some(n), is_causal = true }
     end },
   }
+  for _, kind in ipairs { "float32", "float64", "float16", "bfloat16" } do
+    for _, D in ipairs { 64, 96 } do
+      altered[#altered + 1] = { ("a mask of %s, heads of %d"):format(kind, D), 1, 1, 20, 66, D,
+        function(n) return { attn_mask = ms.randn(n.T, n.S):to(kind) } end }
+    end
+  end
   for _, case in ipairs(altered) do
     local what, B, H, T, S, D, options, forward_only = unpack(case)
     for _, dtype in ipairs { "bfloat16", "float16" } do

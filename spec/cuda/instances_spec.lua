@@ -9,7 +9,8 @@ local FLOATS = { "float32", "float16", "bfloat16", "float64" }
 
 --- Calls fn with copies of the tensors on each device, and compares what it returns: numbers within the dtype's bound,
 --- integers exactly. Gradients of `leaves` tensors (all of floats) are compared, too, if fn's first result has one.
-local function same(dtype, tensors, fn)
+--- odd: that of the result is at an odd offset.
+local function same(dtype, tensors, fn, odd)
   local results = {}
   for k, device in ipairs { "cpu", "cuda" } do
     local x = {}
@@ -20,7 +21,9 @@ local function same(dtype, tensors, fn)
     local out = { fn(device, unpack(x)) }
     if out[1].requires_grad then
       ms.manual_seed(9)
-      out[1]:backward(ms.randn(out[1].shape):to(out[1].dtype):to(device))
+      local n, first = out[1]:numel(), odd and 2 or 1
+      local g = ms.randn(n + 1):to(out[1].dtype):to(device):narrow(1, first, n)
+      out[1]:backward(g:reshape(out[1].shape))
       for _, t in ipairs(x) do out[#out + 1] = t.grad end
     end
     results[k] = out
@@ -97,6 +100,9 @@ describe("on a GPU #cuda", function()
       same(dtype, { random(2, 12, 20) }, function(_, x) return F.fold(x, { 5, 6 }, 2) end)
       same(dtype, { random(2, 34, 75) }, function(_, x) return F.fold(x, { 4, 41 }, { 2, 17 }) end)
       same(dtype, { random(2, 3, 5, 6) }, function(_, x) return F.unfold(x, 2) end)
+      -- 64 lines, as many as a block may copy.
+      same(dtype, { random(1, 1, 65, 256 / ms.zeros({ 1 }, { dtype = dtype }):element_size()) },
+        function(_, x) return F.unfold(x, { 2, 4 }, { stride = { 1, 3 } }) end)
       for _, n in ipairs { 500, 1000 } do
         same(dtype, { random(30, n), random(n), random(n) },
           function(_, x, w, b) return F.layer_norm(x, { n }, w, b) end)
@@ -107,7 +113,7 @@ describe("on a GPU #cuda", function()
     case("norms, softmax, losses and rotations of rows of many lengths, at odd offsets, have the CPU's numbers in " .. dtype,
       function()
       -- An odd offset allows no wide loads; rows are of a thread's, a warp's and several blocks' elements.
-      for _, n in ipairs { 3, 24, 121, 260, 523, 1000, 1030, 2051, 4100, 9001 } do
+      for _, n in ipairs { 3, 24, 121, 260, 523, 1000, 1030, 1032, 2051, 4100, 9001 } do
         local rows = n > 2000 and 2 or 40
         for _, odd in ipairs { 0, 1 } do
           local function part(x) return odd == 1 and x:narrow(1, 2, n) or x:narrow(1, 1, n) end
@@ -133,6 +139,10 @@ describe("on a GPU #cuda", function()
         end
         local half = math.floor(n / 2) * 2
         same(dtype, { random(1, 2, 3, half) }, function(_, t) return F.rotary_embedding(t) end)
+      end
+      -- Every row of x begins at a multiple of 16 bytes, and none of the gradient's.
+      for _, n in ipairs { 264, 1032 } do
+        same(dtype, { random(40, n), random(n) }, function(_, t, w) return F.layer_norm(t, { n }, w) end, true)
       end
     end)
     case("rests of packs, at odd offsets, have the CPU's numbers in " .. dtype, function()
@@ -173,6 +183,7 @@ describe("on a GPU #cuda", function()
     case("running sums of long lines have the CPU's numbers and gradients in " .. dtype, function()
       same(dtype, { random(2, 5000) }, function(_, x) return x:cumsum(2) end)
       same(dtype, { random(5000, 2) }, function(_, x) return x:cumsum(1) end)
+      same(dtype, { random(140, 2100) }, function(_, x) return x:cumsum(2) end)     -- a block a line, in two rounds
     end)
     case("a loss over chunks, and products with int8, have the CPU's numbers in " .. dtype, function()
       local ids = ms.randint(0, 40, { 30 })
@@ -227,6 +238,7 @@ describe("on a GPU #cuda", function()
       return x:max(2), x:argmax(2), x:sum(2), x:cumprod(2), x:narrow(2, 1, 0):sum(2), (x:matmul(x:t()))
     end)
     same("int64", { ms.randint(-90, 90, { 7000 }) }, function(_, x) return x:sort(), x:argsort() end)
+    same("int64", { ms.randint(-90, 90, { 140, 2100 }) }, function(_, x) return x:cumsum(2) end)
     same("float64", { ms.randn(2, 300):double() }, function(_, x) return x:cumprod(2) end)
     same("float32", { ms.randn(3, 5000) }, function(_, x) return x:sort(2) end)
   end)

@@ -7,6 +7,7 @@
 local ms = require "moonshard"
 local process = require "spec.support.process"
 local on_gpu = require "spec.support.on_gpu"(6)
+local ops = require "moonshard.nn.ops"
 
 -- Of layouts and positions, fewer cases run on g++'s kernels.
 local all_cases = process.gpu == "ptx" or os.getenv "MOONSHARD_LONG" ~= nil
@@ -279,6 +280,11 @@ local ROWS = {
   ["squares of mse_loss"] = function(x) return F.mse_loss(x, x:flip(2), { reduction = "none" }) end,
   embedding = function(x, _, _, _, _, places) return F.embedding(places, x) end,
   rotary = function(x, _, _, n) return F.rotary_embedding(x:reshape(1, -1, 1, n)) end,
+  ["rotary of normalized rows"] = function(x, w, _, n)
+    local kind = x.dtype == "float64" and "float64" or "float32"
+    local angles = ms.arange(0, math.floor(n / 2), { dtype = kind }):unsqueeze(1)
+    return ops.rotary(x:reshape(1, -1, 1, n), angles:cos():to(x.device), angles:sin():to(x.device), w, 1e-6)
+  end,
 }
 
 describe("rows of numbers, on a GPU #cuda", function()

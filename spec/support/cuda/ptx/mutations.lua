@@ -79,10 +79,17 @@ local function reachable(body, at)
   return out
 end
 
--- Instructions that no launch reaches: { kernel, instruction, text that ends before it, why }.
+-- Changes that no launch shows: { module and kernel, instruction, text that ends before it, text behind it, why }.
 local EQUIVALENT = {
-  { "", "^setp%.[en][qe]%.s64", "and%.b64%s+[^;]*, %-4294967296;%s*$", "of numbers below 2^32 either division is right" },
+  { "", "^setp%.[en][qe]%.s64", "and%.b64%s+[^;]*, %-4294967296;%s*$", "", "of numbers below 2^32 either division is right" },
 }
+-- Is element e of a pack before its row? Packs begin at most 15 bytes before (first_pack in kernels/cuda/blocks.h).
+for _, module in ipairs { "rows", "loss", "attention" } do
+  for kind, e in pairs { d = "[2-7]", f = "[4-7]" } do
+    EQUIVALENT[#EQUIVALENT + 1] = { ("^%s .*kernelI%s"):format(module, kind), "^setp%.lt%.s64", "",
+      ("^%%s+%%S+, %%S+, %%-%s;"):format(e), "no pack begins so far before a row" }
+  end
+end
 
 --- Why a mutant (mutants.lua) computes the same; nil if it may differ.
 function M.changes_nothing(m)
@@ -101,7 +108,8 @@ function M.changes_nothing(m)
   end
   local before = m.before:sub(-400)
   for _, e in ipairs(EQUIVALENT) do
-    if m.kernel.symbol:find(e[1]) and m.old:find(e[2]) and before:find(e[3]) then return e[4] end
+    local kernel = m.kernel.module .. " " .. m.kernel.symbol
+    if kernel:find(e[1]) and m.old:find(e[2]) and before:find(e[3]) and m.after:find(e[4]) then return e[5] end
   end
 end
 
