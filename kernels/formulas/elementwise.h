@@ -160,7 +160,12 @@ MS_FN REAL R(ms_fwd_digamma)(REAL x) { return (REAL)ms_digamma_of((double)x); }
 MS_FN REAL R(ms_fwd_polygamma)(REAL x, REAL n) { return (REAL)ms_polygamma_of((double)n, (double)x); }
 MS_FN REAL R(ms_fwd_celu)(REAL x, REAL s) { return x > 0 ? x : s * R(ms_expm1)(x / s); }
 MS_FN REAL R(ms_fwd_softplus)(REAL x, REAL s, REAL t) { return x * s > t ? x : R(ms_log1p)(R(ms_exp)(x * s)) / s; }
-MS_FN REAL R(ms_fwd_mish)(REAL x) { return x * R(ms_tanh)(R(ms_fwd_softplus)(x, 1, 20)); }
+// tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), where e = exp(x): one exp and one division.
+MS_FN REAL R(ms_fwd_mish)(REAL x)
+{
+    REAL e = R(ms_exp)(x), n = e * (e + 2);
+    return x > 20 ? x : x * (n / (n + 2));
+}
 MS_FN REAL R(ms_fwd_hardsigmoid)(REAL x) { return R(ms_fwd_clamp)(x + 3, 0, 6) / 6; }
 MS_FN REAL R(ms_fwd_hardswish)(REAL x) { return x * R(ms_fwd_clamp)(x + 3, 0, 6) / 6; }
 MS_FN REAL R(ms_fwd_logit)(REAL x, REAL low, REAL high)
@@ -223,8 +228,8 @@ MS_FN REAL R(ms_bwd_celu)(REAL g, REAL x, REAL s) { return x > 0 ? g : g * R(ms_
 MS_FN REAL R(ms_bwd_softplus)(REAL g, REAL x, REAL s, REAL t) { return x * s > t ? g : g / (1 + R(ms_exp)(-x * s)); }
 MS_FN REAL R(ms_bwd_mish)(REAL g, REAL x)
 {
-    REAL y = R(ms_tanh)(R(ms_fwd_softplus)(x, 1, 20));
-    return g * (y + x * (1 - y * y) / (1 + R(ms_exp)(-x)));
+    REAL e = R(ms_exp)(x), n = e * (e + 2), d = n + 2;
+    return x > 20 ? g : g * ((n + x * (4 * e * (e + 1)) / d) / d);
 }
 MS_FN REAL R(ms_bwd_hardsigmoid)(REAL g, REAL x) { return ((x > -3) & (x < 3)) ? g / 6 : 0; }
 MS_FN REAL R(ms_bwd_hardswish)(REAL g, REAL x) { return x <= -3 ? 0 : x >= 3 ? g : g * (x / 3 + (REAL)0.5); }
@@ -284,8 +289,9 @@ MS_FN REAL R(ms_bwd_second_remainder)(REAL g, REAL a, REAL b) { return -g * R(ms
 // The gradient at the origin is 0.
 MS_FN REAL R(ms_bwd_first_atan2)(REAL g, REAL a, REAL b)
 {
-    REAL r = R(ms_hypot)(a, b);
-    return r == 0 ? 0 : g * (b / r / r);
+    // b / (a^2 + b^2), of numbers divided by the larger one: no overflow, and the same bits on every device.
+    REAL m = R(ms_fwd_maximum)(R(ms_abs)(a), R(ms_abs)(b)), x = a / m, y = b / m;
+    return m == 0 ? 0 : g * (m - m == 0 ? y / (x * x + y * y) / m : y / m);
 }
 MS_FN REAL R(ms_bwd_second_atan2)(REAL g, REAL a, REAL b) { return R(ms_bwd_first_atan2)(g, b, -a); }
 MS_FN REAL R(ms_bwd_first_hypot)(REAL g, REAL a, REAL b) { return g * a / R(ms_hypot)(a, b); }
