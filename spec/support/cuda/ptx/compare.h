@@ -50,11 +50,13 @@ class comparison
         { "loss_kernel11ms_ctc", "", "", ADDS },
     };
     static constexpr double SMALL = 0x1p-49;
-    // Elementwise operators, by the beginnings of their names. A gradient may be a chain of two functions. Of float32
-    // those that have no formula of ours.
+    // Elementwise operators, by the beginnings of their names. A gradient may be a chain of two functions, or add up
+    // two terms (TERMS), of which one may be nearly the other's opposite. Of float32 those that have no formula of
+    // ours.
     static constexpr const char *OF_DOUBLE =
-                                    " acos asin atan celu cos elu erf exp gelu hypot logit logs loga log1 log2 "
-                                    "log_ mish norm_ pow rpow selu sigmoid silu sin soft tan xlogy ",
+                                    " acos asin atan binary_cross celu cos elu erf exp gelu hypot logit logs log1 "
+                                    "log2 log_ mish norm_ pow rpow selu sigmoid silu sin soft tan xlogy ",
+                                *TERMS = " binary_cross_entropy_second gelu logaddexp mish_backward silu_backward ",
                                 *OF_FLOAT = " acos asin atan cosh erfc exp2 hypot log10 log2 norm_ pow rpow sinh ";
     static bool begins(const char *list, const char *name)
     {
@@ -69,8 +71,9 @@ class comparison
         const char *op = kernel_name ? kernel_name : "";
         bool of_double = strstr(symbol, "strided_kernelId");
         if (of_double || strstr(symbol, "strided_kernelIf") || strstr(symbol, "dense_any_kernel"))
-            return begins(of_double ? OF_DOUBLE : OF_FLOAT, op) || (of_double && strcmp(op, "log") == 0) ? CHAINS
-                                                                                                         : EXACT;
+            return of_double && begins(TERMS, op) ? ADDS
+                   : begins(of_double ? OF_DOUBLE : OF_FLOAT, op) || (of_double && strcmp(op, "log") == 0) ? CHAINS
+                                                                                                           : EXACT;
         for (const auto &r : ROUNDED)
             if (strstr(symbol, r.symbol) && strstr(symbol, r.type) && (!*r.ops || begins(r.ops, op))) return r.may;
         return EXACT;
