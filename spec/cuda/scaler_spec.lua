@@ -163,6 +163,35 @@ describe("a scaler on a GPU", function()
     captured:release()
   end)
 
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+    on_gpu("unscales gradients through C as the CPU does, " .. dtype, function()
+      for _, n in ipairs { 5, 2050, 40001 } do
+        for first = 1, 2 do                              -- the second is not aligned
+          for stop = 0, 1 do
+            for _, bad in ipairs { 0, math.huge } do
+              local given, out = {}, {}
+              for k = 1, 3 do given[k] = draw(n + 1, dtype) end
+              if bad > 0 then given[2][3] = bad end
+              for at, device in ipairs { "cpu", "cuda" } do
+                local g, ids = {}, engine.ffi.new "ms_id[3]"
+                for k = 1, 3 do
+                  g[k] = given[k]:clone():to(device):narrow(1, first, n)
+                  ids[k - 1] = g[k].id
+                end
+                local inverse, found = ms.full({}, 0.5, { device = device }), ms.zeros({}, { device = device })
+                assert.are.equal(0, engine.lib.ms_unscale_gradients(3, ids, inverse.id, found.id, stop))
+                g[4] = found
+                out[at] = g
+              end
+              assert.are.equal(bad > 0 and 1 or 0, out[1][4]:item())
+              for k = 1, 4 do same(out[1][k], out[2][k], ("gradient %d of %d"):format(k, n)) end
+            end
+          end
+        end
+      end
+    end)
+  end
+
   for _, device in ipairs { "cpu", "cuda" } do
     it("adapts the scale through C on " .. device, function()
       if device == "cuda" and not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
