@@ -95,21 +95,15 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
     }
 }
 
-// Loads an element. NARROW: of float32 or a half type.
-template <bool NARROW> static __device__ __forceinline__ float load_lane(int dtype, const char *p)
-{
-    if (!NARROW) return value<float>::load(dtype, p);
-    if (dtype == MS_F32) return *(const float *)p;
-    return dtype == MS_F16 ? ms_f16_to_float(*(const ms_f16 *)p) : ms_bf16_to_float(*(const ms_bf16 *)p);
-}
 // Loads elements i .. i + n - 1 of dense operand k (store_lanes: stores those of the output); i is a multiple of WIDE,
-// n at most WIDE.
+// n at most WIDE. NARROW: the operand is of float32 or a half type.
 template <bool NARROW = false>
 static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, float *v)
 {
+    typedef std::conditional_t<NARROW, own_value<float>, value<float>> element;
     int64_t r = l.repeat[k];
     if (r == 1) {
-        float one = load_lane<NARROW>(l.dtype[k], l.data[k]);
+        float one = element::load(l.dtype[k], l.data[k]);
         UNROLL
         for (int j = 0; j < WIDE; j++) v[j] = one;
         return;
@@ -122,7 +116,7 @@ static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64
         case MS_BF16: return load_wide((const ms_bf16 *)p, v);
         }
     UNROLL
-    for (int j = 0; j < WIDE; j++) v[j] = j < n ? load_lane<NARROW>(l.dtype[k], p + j * l.size[k]) : 0;
+    for (int j = 0; j < WIDE; j++) v[j] = j < n ? element::load(l.dtype[k], p + j * l.size[k]) : 0;
 }
 static __device__ __forceinline__ void store_lanes(const strided &l, int64_t i, int n, const float *v)
 {

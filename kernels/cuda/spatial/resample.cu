@@ -32,6 +32,18 @@ template <class T> struct formula;
 FORMULA(float, f32)
 FORMULA(double, f64)
 
+// Elements of float64 are computed in double, those of other types in float.
+template <class T> static __device__ inline T element(int dtype, const void *p, int64_t i)
+{
+    if constexpr (sizeof(T) == 8) return ((const double *)p)[i];
+    else return load<T>(dtype, p, i);
+}
+template <class T> static __device__ inline void set_element(int dtype, void *p, int64_t i, T v)
+{
+    if constexpr (sizeof(T) == 8) ((double *)p)[i] = v;
+    else store<T>(dtype, p, i, v);
+}
+
 template <class T> __global__ void resample_kernel(pass_job j)
 {
     typedef formula<T> F;
@@ -43,10 +55,10 @@ template <class T> __global__ void resample_kernel(pass_job j)
     T sum = 0;
     for (int64_t k = 0; k < s.count; k++) {
         int64_t from = (matrix * p.from + F::at(p.axis, s, k)) * p.inner + column;
-        T v = F::weight(p.axis, s, k) * load<T>(j.from_type, j.x, from);
+        T v = F::weight(p.axis, s, k) * element<T>(j.from_type, j.x, from);
         sum = k == 0 ? v : sum + v;
     }
-    store<T>(j.to_type, j.y, i, sum);
+    set_element<T>(j.to_type, j.y, i, sum);
 }
 
 template <class T> __global__ void resample_backward_kernel(pass_job j)
@@ -66,12 +78,13 @@ template <class T> __global__ void resample_backward_kernel(pass_job j)
             int64_t k = stretched ? here - s.first : 0, end = stretched ? k + 1 : s.count;
             for (; k < end; k++) {
                 if (k < 0 || k >= s.count || F::at(p.axis, s, k) != here) continue;
-                T v = F::weight(p.axis, s, k) * load<T>(j.from_type, j.x, (matrix * p.from + o) * p.inner + column);
+                int64_t from = (matrix * p.from + o) * p.inner + column;
+                T v = F::weight(p.axis, s, k) * element<T>(j.from_type, j.x, from);
                 sum = some ? sum + v : v;
                 some = true;
             }
         }
-    store<T>(j.to_type, j.y, i, sum);
+    set_element<T>(j.to_type, j.y, i, sum);
 }
 
 static ms_status resample_call(ms_call *c, bool back)

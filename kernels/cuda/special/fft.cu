@@ -115,22 +115,25 @@ template <class W, int RADIX> __global__ void pass_kernel(fft_pass<W> p)
     }
 }
 
-// a = conj(a b), for each line. A thread computes WIDE elements.
+// a = conj(a b), for each line; m is a power of two from WIDE on (ms_fft_padded), and the arrays are aligned. A thread
+// computes WIDE elements.
 template <class W> __global__ void product_kernel(pairs<W> a, pairs<W> b, int64_t m, int64_t lines)
 {
-    int64_t packs = (m + WIDE - 1) / WIDE, i = GLOBAL_INDEX, line = i / packs, k = (i - line * packs) * WIDE;
-    if (line >= lines) return;
-    W *to_re = a.re + line * m, *to_im = a.im + line * m, re[WIDE], im[WIDE], c[WIDE], s[WIDE];
-    read_two(to_re, to_im, k, m, re, im);
-    read_two(b.re, b.im, k, m, c, s);
+    int64_t i = GLOBAL_INDEX * WIDE, k = i & (m - 1);
+    if (i >= m * lines) return;
+    W re[WIDE], im[WIDE], c[WIDE], s[WIDE];
+    load_wide(a.re + i, re);
+    load_wide(a.im + i, im);
+    load_wide(b.re + k, c);
+    load_wide(b.im + k, s);
     UNROLL
     for (int e = 0; e < WIDE; e++) {
         W x = re[e];
         re[e] = x * c[e] - im[e] * s[e];
         im[e] = -(x * s[e] + im[e] * c[e]);
     }
-    write_pack(to_re, k, m, re);
-    write_pack(to_im, k, m, im);
+    store_wide(a.re + i, re);
+    store_wide(a.im + i, im);
 }
 
 template <class W> __global__ void write_kernel(fft_job j, pairs<W> from, pairs<W> chirp)
@@ -220,7 +223,7 @@ template <class W> static ms_status transform(const ms_call *c, fft_job j, bool 
     MS_TRY(launch(what, index, read_kernel<W>, of_all.blocks, of_all.threads, j, lines.a, chirp));
     MS_TRY(passes(what, index, plan, p, &lines));
     if (j.bluestein) {
-        grid of_packs = grid_of(up(j.m, WIDE) * j.lines);
+        grid of_packs = grid_of(j.m / WIDE * j.lines);
         MS_TRY(launch(what, index, product_kernel<W>, of_packs.blocks, of_packs.threads, lines.a, spectrum.a, j.m,
                       j.lines));
         MS_TRY(passes(what, index, plan, p, &lines));
