@@ -128,6 +128,9 @@ describe("a GGUF file", function()
         local back = ms.text.tokenizer(folder .. path)
         assert.are.same(t:encode("Hello<|end|>"):tolist(), back:encode("Hello<|end|>"):tolist())
       end
+      -- PyPI's tokenizers number added tokens anew that stand before others and are not in the vocabulary.
+      local file = require "cjson".decode(process.read(folder .. "/out/tokenizer.json"))
+      assert.are.equal(t:id "<|end|>", file.model.vocab["<|end|>"])
       local back = ms.text.tokenizer(folder .. "/again.gguf")
       assert.are.same({ 0, 1 }, { back.bos_id, back.eos_id })
       local ok, err = pcall(back.apply_chat_template, back, { { role = "user", content = "a" } })

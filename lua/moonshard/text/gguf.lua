@@ -158,7 +158,7 @@ local function reader(file, who)
 end
 
 local function json_of(get, tokens, types, ends, fail)
-  local name, vocab, added, merges, pattern, whole = get("pre", "string") or "default", {}, {}, {}, nil, nil
+  local name, vocab, size, added, merges, pattern, whole = get("pre", "string") or "default", {}, 0, {}, {}, nil, nil
   for _, pre in ipairs(PRE) do
     if pre[1] == name then pattern, whole = levels.PATTERNS[pre[2]], pre[3] end
   end
@@ -168,7 +168,7 @@ local function json_of(get, tokens, types, ends, fail)
       added[#added + 1] = { id = k - 1, content = token, special = types[k] == CONTROL }
     elseif types[k] ~= UNUSED then
       if vocab[token] then fail("tokens", "has '%s' twice", token) end
-      vocab[token] = k - 1
+      vocab[token], size = k - 1, size + 1
     end
   end
   for k, line in ipairs(get("merges", "list of strings", true)) do
@@ -176,6 +176,10 @@ local function json_of(get, tokens, types, ends, fail)
     if not first then fail("merges", "has %s as merge %d", errors.show(line), k) end
     merges[k] = { first, second }
   end
+  -- PyPI's tokenizers keep the id of an added token only if the vocabulary has it, too, or it is the next one after it.
+  local last = #added
+  while last > 0 and added[last].id == size + last - 1 do last = last - 1 end
+  for k = 1, last do vocab[added[k].content] = vocab[added[k].content] or added[k].id end
   local function token(name_of)
     local id = ends[name_of]
     return id and { tokens[id + 1], id } or nil
