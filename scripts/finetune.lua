@@ -154,6 +154,11 @@ if resumed then
       config.data, rows.tokens)
   end
   if resumed.step > steps then stop("--resume: '%s' has taken more than %d steps", given.resume, steps) end
+  local result = given.resume .. (config.int8 and "/adapter" or "/model")
+  if resumed.step < steps and lfs.attributes(result, "mode") == "directory" then
+    stop("--resume: the run has ended, and its result is '%s'; --resume '%s' goes back to step %d", result, resumed.path,
+      resumed.step)
+  end
 end
 -- Whether there is a validation after a step; without --eval-every, four at equal distances.
 local function validates(step)

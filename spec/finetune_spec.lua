@@ -102,12 +102,16 @@ describe("scripts/finetune.lua", function()
       local step = tonumber(name:match "^step%-(%d+)%.safetensors$")
       if step and step > 5 then os.remove(folder .. "/resumed/" .. name) end
     end
+    assert.matches("the run has ended, and its result is '[^\n]*/resumed/model'; %-%-resume '[^\n]*/step%-000005.safetensors' goes back to step 5",
+      tune(0, "", { resume = folder .. "/resumed" }).stderr)
+    process.remove_folder(folder .. "/resumed/model")
     ok(tune(0, "", { resume = folder .. "/resumed" }))
     same_bits(weights "alone", weights "resumed")
   end)
 
   it("goes on only with the data that it began with", function()
-    local job = tune(0, "", { resume = folder .. "/alone", quiet = true })       -- all steps: writes the model again
+    process.remove_folder(folder .. "/alone/model")
+    local job = tune(0, "", { resume = folder .. "/alone", quiet = true })
     assert.are.equal(0, job.code, job.stderr)
     same_bits(weights "alone", weights "resumed")
     local right = process.read(folder .. "/pc.jsonl")
@@ -173,6 +177,11 @@ describe("scripts/finetune.lua", function()
     assert.is_truthy(ms.text.tokenizer(folder .. "/alone").eos_id)
     assert.matches("finetune: %-%-model: '[^\n]*/lora/adapter' has only adapters; ms%.hf%.save%(ms%.hf%.load%(",
       tune(0, "of_adapter", { model = folder .. "/lora/adapter", lora = 2 }).stderr)
+    for _, name in ipairs { "/of_int8", "/of_int8/adapter" } do lfs.mkdir(folder .. name) end
+    process.write(folder .. "/of_int8/metrics.jsonl", "")
+    process.write(folder .. "/of_int8/adapter/adapter_config.json", "{}")
+    assert.matches("'[^\n]*/of_int8' is the folder of a run that has written adapters alone: give the model that they are for, and '[^\n]*/of_int8/adapter' as adapter",
+      tune(0, "of_adapters", { model = folder .. "/of_int8" }).stderr)
     local job = ranks.run(0, process.root .. "/scripts/generate.lua", { args = { "--model", folder .. "/lora/adapter",
       "--prompt", "a" } })
     assert.matches("^generate: [^\n]*/lora/adapter' has only adapters; %-%-model FOLDER %-%-adapter '", job.stderr)

@@ -336,7 +336,7 @@ function M.read_json_lines(path, given)
       local ok, value = pcall(json.decode, line, o.exact)
       if not ok then
         errors.raise("read_json_lines: '%s', line %d: %s%s", path, k, value, value:find "is not exact"
-          and "; { exact = false } rounds it" or "")
+          and "; { exact = false } rounds it" or line:find "^%s*[%[{]%s*$" and "; expected one JSON value in each line" or "")
       end
       list[#list + 1] = value
     end

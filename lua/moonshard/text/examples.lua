@@ -129,6 +129,7 @@ function M.read(path, tokenizer, given)
   for k, object in ipairs(tables.read_json_lines(path, { exact = false })) do
     local where = ("%s: '%s', object %d"):format(WHO, path, k)
     opts.need(type(object) == "table", object, "an object", "%s", where)
+    if #object > 0 then errors.raise("%s is a list, expected an object in each line", where) end
     list[k] = of_object(tokenizer, object, format_of, where)
     if (list[k].chosen ~= nil) ~= (list[1].chosen ~= nil) then
       errors.raise("%s is %s, the first one is not", where, list[k].chosen and "a preference" or "no preference")

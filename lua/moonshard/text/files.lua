@@ -234,6 +234,10 @@ end
 function M.model_folder(folder, who)
   if exists(folder .. "/metrics.jsonl") then
     if exists(folder .. "/model/config.json") then return folder .. "/model" end
+    if exists(folder .. "/adapter/adapter_config.json") then
+      errors.raise("%s: '%s' is the folder of a run that has written adapters alone: give the model that they are for, and '%s/adapter' as adapter",
+        who, folder, folder)
+    end
     errors.raise("%s: '%s' is the folder of a run that has written no model", who, folder)
   end
   if exists(folder .. "/adapter_config.json") and not exists(folder .. "/config.json") then
