@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- ms.text.examples and ms.text.pack: what is learned, and that packing changes no loss and no gradient.
+local cjson = require "cjson"
 local ffi = require "ffi"
 local message = require "spec.support.message"
 local ms = require "moonshard"
@@ -14,6 +15,11 @@ local function examples(lines, given, name)
   local path = folder .. "/" .. (name or "data.jsonl")
   process.write(path, lines)
   return ms.text.examples(path, tokenizer, given)
+end
+
+local function tokenizer_json()
+  tokenizer:save(folder .. "/tokenizer.json")
+  return process.read(folder .. "/tokenizer.json")
 end
 
 -- The text of the tokens that are learned.
@@ -42,6 +48,21 @@ describe("ms.text.examples", function()
     assert.are.equal("question 1:answer 1<|end|>", tokenizer:decode(list[1].ids, { special = true }))
     assert.are.equal("question<|end|>", learned(list[2]))
     assert.are.equal(2, #list)
+  end)
+
+  it("learns the end that the tokenizer adds, too", function()
+    local file, path = cjson.decode(tokenizer_json()), folder .. "/ends.json"
+    file.post_processor = { type = "TemplateProcessing", single = { { Sequence = { id = "A", type_id = 0 } },
+      { SpecialToken = { id = "<|end|>", type_id = 0 } } }, pair = {}, special_tokens = { ["<|end|>"] = { id = "<|end|>",
+      ids = { 0 }, tokens = { "<|end|>" } } } }
+    process.write(path, cjson.encode(file))
+    local own = tokenizer
+    tokenizer = ms.text.tokenizer(path)
+    tokenizer.eos_id = 0
+    local example = examples('{"prompt": "question ", "completion": "answer"}')[1]
+    assert.are.equal(" answer<|end|>", learned(example))
+    assert.are.equal("question answer<|end|>", tokenizer:decode(example.ids, { special = true }))
+    tokenizer = own
   end)
 
   it("learns what the assistant says", function()

@@ -22,11 +22,12 @@ local function tokens(tokenizer, text, special, ranges)
   return { ids = of, learned = learned }
 end
 
--- Ends an example with the token that ends texts, which the model has to learn.
+-- Ends an example with the token that ends texts, which the model has to learn, also where the tokenizer has added it.
 local function ended(example, tokenizer)
   local n = #example.ids
-  if tokenizer.eos_id and example.ids[n] ~= tokenizer.eos_id then
-    example.ids[n + 1], example.learned[n + 1] = tokenizer.eos_id, true
+  if tokenizer.eos_id then
+    if example.ids[n] ~= tokenizer.eos_id then n = n + 1 end
+    example.ids[n], example.learned[n] = tokenizer.eos_id, true
   end
   return example
 end
