@@ -65,6 +65,20 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end
 
+    for _, name in ipairs { "bert_masked", "clip", "t5", "vit_classes", "whisper" } do
+      it("reads its shards of the file, and writes it back: " .. name, function()
+        local folder = shared_folder(function() return (folders.make(name)) end)
+        local model = ms.fsdp.fully_shard(ms.hf.load(folder, { device = "meta" }))
+        ms.hf.load_weights(model)
+        ms.hf.save(model, folder .. "/out")
+        if rank == 0 then
+          local a, b = ms.load(folder .. "/model.safetensors"), ms.load(folder .. "/out/model.safetensors")
+          for key, t in pairs(a) do assert.is_true(t:equal(b[key]), key) end
+          process.remove_folder(folder)
+        end
+      end)
+    end
+
     it("reads and writes without a rank that has the whole", function()
       local config = { model_type = "llama", vocab_size = 2000, hidden_size = 128, intermediate_size = 256,
         num_hidden_layers = 6, num_attention_heads = 4, tie_word_embeddings = true }

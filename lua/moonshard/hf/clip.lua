@@ -57,7 +57,7 @@ function Clip:init(o)
   self.text, self.vision = Text(o.text), Vision(o.vision)
   self.text_projection = block.linear(o, o.text.dim, o.projection)
   self.visual_projection = block.linear(o, o.vision.dim, o.projection)
-  self.logit_scale = nn.Parameter(create.full({}, o.logit_scale, { dtype = o.dtype, device = o.device }))
+  self.logit_scale = nn.Parameter(create.full({ 1 }, o.logit_scale, { dtype = o.dtype, device = o.device }))
   self.name = o.name
 end
 
@@ -112,7 +112,9 @@ local function options_of(c)
   return o
 end
 
+-- fully_shard takes no parameter without dimensions.
 local NAMES = {
+  { "logit_scale", "logit_scale", scalar = true },
   { "text.words.", "text_model.embeddings.token_embedding." },
   { "text.positions.", "text_model.embeddings.position_embedding." },
   { "text.norm.", "text_model.final_layer_norm." },

@@ -54,6 +54,7 @@ function M.entries(model, pairs_of)
       local whole = rawget(t, "_whole_shape") or t.shape
       local shape, transposed = { unpack(whole) }, row and row.transposed and #whole == 2 or false
       if transposed then shape = { whole[2], whole[1] } end
+      if row and row.scalar then shape = {} end
       e = { name = name, file = file, old = row and row.old, others = {}, t = t, shape = shape, transposed = transposed,
         is_sharded = sharded.is_sharded(t) }
       seen[t], list[#list + 1] = e, e

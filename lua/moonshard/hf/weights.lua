@@ -193,6 +193,7 @@ end
 local function whole_of(e)
   local t = e.is_sharded and e.t:full_tensor() or e.t:detach()
   if e.transposed then t = t:transpose(1, 2) end
+  if #e.shape == 0 then t = t:reshape(e.shape) end
   return t:to "cpu":contiguous()
 end
 
