@@ -52,14 +52,15 @@ template <class S, class T> static __device__ __forceinline__ T stored(T v)
 }
 
 // Steps elements [first, last) of one leaf. S: the type of parameter and gradient; T: that of states and arithmetic;
-// KEEPS: the set of states (formulas/optim/list.h). scale: multiplied with the gradient, unless it is 1.
-template <class T, class S, int KEEPS, T FORMULA(T, T, T *, T *, T *, const T *)>
+// KEEPS: the set of states (formulas/optim/list.h). MASTERS: the optimizer has the option master_weights. scale:
+// multiplied with the gradient, unless it is 1.
+template <class T, class S, bool MASTERS, int KEEPS, T FORMULA(T, T, T *, T *, T *, const T *)>
 static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
     constexpr bool A = KEEPS & 1, B = KEEPS & 2, C = KEEPS & 4;
     T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS + 1];
     S *p = (S *)j.p;
-    T *m = sizeof(S) == 2 ? (T *)j.master : NULL;
+    T *m = MASTERS && sizeof(S) == 2 ? (T *)j.master : NULL;
     const S *g = (const S *)j.g;
     for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.
@@ -107,20 +108,21 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
 }
 
 // Selects among the sets of states that a formula accepts.
-template <class T, class S, int ACCEPTS, T FORMULA(T, T, T *, T *, T *, const T *), int KEEPS = 0>
+template <class T, class S, bool MASTERS, int ACCEPTS, T FORMULA(T, T, T *, T *, T *, const T *), int KEEPS = 0>
 static __device__ __forceinline__ void run_states(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
     int keeps = (j.state[0] ? 1 : 0) | (j.state[1] ? 2 : 0) | (j.state[2] ? 4 : 0);
     if constexpr (ACCEPTS >> KEEPS & 1)
-        if (keeps == KEEPS) run_part<T, S, KEEPS, FORMULA>(j, first, last, scale);
-    if constexpr (KEEPS < 7) run_states<T, S, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last, scale);
+        if (keeps == KEEPS) run_part<T, S, MASTERS, KEEPS, FORMULA>(j, first, last, scale);
+    if constexpr (KEEPS < 7) run_states<T, S, MASTERS, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last, scale);
 }
 
 template <int KIND, class T, class S>
 static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
+    constexpr bool MASTERS = KIND == KIND_SGD || KIND == KIND_Adam || KIND == KIND_AdamW;
 #define OPTIMIZER(NAME, FORMULA) \
-    if constexpr (KIND == KIND_##NAME) run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last, scale);
+    if constexpr (KIND == KIND_##NAME) run_states<T, S, MASTERS, MS_KEEPS_##FORMULA, step::NAME>(j, first, last, scale);
 #include "formulas/optim/list.h"
 }
 
