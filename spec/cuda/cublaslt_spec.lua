@@ -287,7 +287,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
         local count = standin and standin.ms_standin_counts()
         for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
           local products, refused = count and count.products or 0, count and count.refused or 0
-          for _, size in ipairs { { 3, 4, 16, 8 }, { 2, 5, 7, 3 } } do
+          for _, size in ipairs { { 3, 4, 16, 8 }, { 2, 5, 7, 3 }, { 1, 5, 7, 3 } } do
             local rows, ins, hidden, outs = unpack(size)
             local function random(...) return ms.randn(..., { dtype = dtype }) end
             local given = { random { rows, 2, ins }, random { hidden, ins }, random { hidden }, random { outs, hidden },
@@ -313,7 +313,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
         end
       ]], lt == "off" and { MOONSHARD_CUBLAS = false } or nil)
       assert.are.equal("", err)
-      local n = lt == "on" and 24 or 0
+      local n = lt == "on" and 36 or 0
       assert.are.equal(("float32\t%d\nfloat64\t%d\nfloat16\t%d\nbfloat16\t%d\n"):format(n, n, n, n), out)
     end)
 

@@ -145,9 +145,24 @@ describe("on a GPU #cuda", function()
         local half = math.floor(n / 2) * 2
         same(dtype, { random(1, 2, 3, half) }, function(_, t) return F.rotary_embedding(t) end)
       end
+    end)
+    case("gradients at an odd offset, a block a row, and distant numbers give the CPU's numbers in " .. dtype, function()
       -- Every row of x begins at a multiple of 16 bytes, and none of the gradient's.
-      for _, n in ipairs { 264, 1032 } do
+      for _, n in ipairs { 264, 896, 1032 } do
         same(dtype, { random(40, n), random(n) }, function(_, t, w) return F.layer_norm(t, { n }, w) end, true)
+        same(dtype, { random(40, n), random(n) }, function(_, t, w) return F.layer_norm(t, { n }, w) end)
+      end
+      same(dtype, { random(140, 1031) }, function(_, t) return F.layer_norm(t, { 1031 }) end)   -- a block a row
+      -- Exponentials of numbers so far below the largest that they are subnormal, or 0.
+      for _, n in ipairs { 24, 400, 4000 } do
+        local falling = ms.arange(0, n, { dtype = "float32" }):unsqueeze(2) * (-2000 / n)
+        local ids = ms.randint(0, n, { 3 })
+        local x = (ms.randn(3, n) + falling:t()):to(dtype)
+        same(dtype, { x }, function(_, t) return t:softmax(2) end)
+        same(dtype, { x }, function(_, t) return t:log_softmax(2) end)
+        same(dtype, { x, ids }, function(_, t, at) return F.cross_entropy(t, at) end)
+        same(dtype, { ms.ones(3, 1):to(dtype), falling:to(dtype), ids },
+          function(_, t, w, at) return F.linear_cross_entropy(t, w, at) end)
       end
     end)
     case("rests of packs, at odd offsets, have the CPU's numbers in " .. dtype, function()
@@ -230,6 +245,12 @@ describe("on a GPU #cuda", function()
 
   case("a sum of many losses has the CPU's number", function()
     same("float32", { ms.randn(20000, 3), ms.randint(0, 3, { 20000 }) }, function(_, x, at) return F.cross_entropy(x, at) end)
+    for _, dtype in ipairs(FLOATS) do
+      for _, id in ipairs { "int64", "int32" } do
+        same(dtype, { ms.randn(3000, 3):to(dtype), ms.randint(0, 3, { 3000 }):to(id), ms.rand(3):to(dtype) },
+          function(_, x, at, w) return F.cross_entropy(x, at, { weight = w:detach() }) end)
+      end
+    end
   end)
   case("transforms of lengths with the factors 11 and 13 have the CPU's numbers", function()
     for _, dtype in ipairs { "float32", "float64" } do
