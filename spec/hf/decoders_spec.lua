@@ -114,6 +114,30 @@ describe("a causal model of transformers", function()
   end
 end)
 
+describe("a configuration without a key", function()
+  local function made(model_type, changes)
+    local config = { model_type = model_type, vocab_size = 40, hidden_size = 16, intermediate_size = 24, head_dim = 4,
+      num_hidden_layers = 2, num_attention_heads = 4 }
+    for key, value in pairs(changes or {}) do config[key] = value end
+    local model = ms.hf.create(config)
+    local attn, mlp = model.model.layers[1].attn, model.model.layers[1].mlp
+    return { attn.softcap, attn.window or nil, model.softcap, mlp.act, model.model.norm.eps }
+  end
+
+  it("means what it means in transformers, and null means none", function()
+    assert.are.same({ 50, 4096, 30, "gelu_pytorch_tanh", 1e-6 }, made "gemma2")
+    local none = made("gemma2", { attn_logit_softcapping = cjson.null, final_logit_softcapping = cjson.null })
+    assert.are.same({ [2] = 4096, [4] = "gelu_pytorch_tanh", [5] = 1e-6 }, none)
+    assert.are.same({ [4] = "gelu_pytorch_tanh", [5] = 1e-6 }, made "gemma")
+    assert.are.same({ [2] = 4096, [4] = "silu", [5] = 1e-6 }, made "mistral")
+    assert.are.same({ [4] = "silu", [5] = 1e-6 }, made("mistral", { sliding_window = cjson.null }))
+    assert.are.same({ [4] = "silu", [5] = 1e-5 }, made "phi3")
+    assert.are.same({ [4] = "relu", [5] = 1e-6 }, made("gemma", { hidden_act = "relu", hidden_activation = "relu" }))
+    assert.has_error(function() made("gemma", { hidden_act = "relu", hidden_activation = "silu" }) end,
+      "hf: 'config': key 'hidden_activation' is 'silu'; only 'relu' is supported")
+  end)
+end)
+
 describe("rotary positions", function()
   it("are those of float32 where mixed precision has rounded the cosines", function()
     local rotary = require "moonshard.hf.rotary"

@@ -149,6 +149,23 @@ describe("an encoder of transformers", function()
     assert.is_true(ms.hf.load(folder .. "/out")(ids):equal(model(ids)))
   end)
 
+  it("has the head that a file of T5 1.1 has, though its configuration ties it", function()
+    folder = folders.make "t5_gated"
+    local t, ids = ms.load(folder .. "/model.safetensors"), folders.ids(S)
+    t["lm_head.weight"] = t["shared.weight"] * 2
+    ms.save(folder .. "/model.safetensors", t)
+    local model = ms.hf.load(folder)
+    assert.is_true(model.lm_head.weight:equal(t["lm_head.weight"]))
+    ms.hf.save(model, folder .. "/out")
+    assert.is_true(ms.hf.load(folder .. "/out")(ids, { decoder_ids = ids }):equal((model(ids, { decoder_ids = ids }))))
+  end)
+
+  it("takes T5's dense_act_fn and is_gated_act before feed_forward_proj, as transformers", function()
+    folder = folders.make("t5_gated", { feed_forward_proj = "relu", dense_act_fn = "silu", is_gated_act = true })
+    local mlp = ms.hf.load(folder).encoder.layers[1].mlp
+    assert.are.same({ "silu", true }, { mlp.act, mlp.gate ~= nil })
+  end)
+
   for _, name in ipairs { "bert", "roberta", "llama", "gemma" } do
     it("gives the row of pad_token_id no gradient: " .. name, function()
       folder = folders.make(name, { pad_token_id = 3 })

@@ -16,6 +16,7 @@ local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
 ---@class HFConfig
 ---@field path string  the file, for messages
 ---@field values table<string, any>  the keys of the file, or of an object in it
+---@field folder? string  that of the file
 ---@field prefix string  of the keys in messages: "", or "text_config."
 ---@field asked table<string, boolean>  the keys that were asked for
 local Config = {}
@@ -77,7 +78,7 @@ function Config.read(folder, name)
   if not ok then errors.raise("hf: '%s' is not valid JSON: %s", path, tostring(values)) end
   if not opts.is_plain(values) or values[1] ~= nil then errors.raise("hf: '%s' is not an object of JSON", path) end
   local config = make(path, values)
-  config.text = text
+  config.text, config.folder = text, folder
   return config
 end
 
@@ -109,10 +110,12 @@ function Config:get(key, kind, default)
 end
 
 --- The value of a key that may be absent or null.
+---@param absent? any  the value of an absent key, not of null
 ---@return any?
-function Config:maybe(key, kind)
+function Config:maybe(key, kind, absent)
   self.asked[key] = true
-  if self.values[key] == nil or self.values[key] == cjson.null then return nil end
+  if self.values[key] == nil then return absent end
+  if self.values[key] == cjson.null then return nil end
   return self:get(key, kind)
 end
 

@@ -23,8 +23,8 @@ local layer_types = opts.kind("a list of 'full_attention' and 'sliding_attention
 end)
 
 -- Which layers have the window: those of layer_types; without, those for which by_default(k) is true.
-local function windows(c, o, by_default)
-  local window = c:maybe("sliding_window", size)
+local function windows(c, o, by_default, absent)
+  local window = c:maybe("sliding_window", size, absent)
   local types = c:maybe("layer_types", layer_types)
   if types and #types ~= o.layers then
     c:fail("layer_types", "has %d elements, expected one for each of the %d layers", #types, o.layers)
@@ -38,17 +38,19 @@ end
 
 -- ---- what the descendants of Llama share --------------------------------------------------------
 
-local function llama_like(c, act_key, is_partial, pad)
+-- d: what a file without a key means, where that is not what it means to Llama: act_key, act, eps, pad, partial, and
+-- positions and context (rotary.lua).
+local function llama_like(c, d)
   local o = {
     vocab = c:get("vocab_size", size), dim = c:get("hidden_size", size), layers = c:get("num_hidden_layers",
       Config.layers),
     heads = c:get("num_attention_heads", size), mlp_dim = c:get("intermediate_size", size),
-    act = c:get(act_key or "hidden_act", acts, "silu"), gated = true, attention_dropout = c:get("attention_dropout",
+    act = c:get(d.act_key or "hidden_act", acts, d.act or "silu"), gated = true, attention_dropout = c:get("attention_dropout",
       share, 0),
-    norm = { kind = "rms", eps = c:get("rms_norm_eps", positive, 1e-6) }, tied = c:get("tie_word_embeddings",
+    norm = { kind = "rms", eps = c:get("rms_norm_eps", positive, d.eps or 1e-6) }, tied = c:get("tie_word_embeddings",
       opts.boolean, false),
   }
-  o.padding_row = c:padding_row(o.vocab, pad)
+  o.padding_row = c:padding_row(o.vocab, d.pad)
   o.kv_heads = c:get("num_key_value_heads", size, o.heads)
   if o.heads % o.kv_heads ~= 0 then
     c:fail("num_key_value_heads", "is %d, expected a divisor of num_attention_heads, %d", o.kv_heads, o.heads)
@@ -59,7 +61,7 @@ local function llama_like(c, act_key, is_partial, pad)
   end
   o.head_dim = head_dim or o.dim / o.heads
   if o.head_dim % 2 ~= 0 then c:fail("head_dim", "is %d, expected an even number", o.head_dim) end
-  o.rotary = rotary.read(c, o.head_dim, is_partial)
+  o.rotary = rotary.read(c, o.head_dim, d)
   c:only("pretraining_tp", 1)
   return o
 end
@@ -82,24 +84,24 @@ local LLAMA = {
 }
 
 M.llama = { architecture = "LlamaForCausalLM", names = LLAMA, options = function(c)
-  local o = llama_like(c)
+  local o = llama_like(c, {})
   local attention = c:get("attention_bias", opts.boolean, false)
   o.bias = { qkv = attention, out = attention, mlp = c:get("mlp_bias", opts.boolean, false) }
   return o
 end }
 
 M.mistral = { architecture = "MistralForCausalLM", names = LLAMA, options = function(c)
-  local o = llama_like(c)
-  windows(c, o, function() return true end)
+  local o = llama_like(c, { positions = 131072 })
+  windows(c, o, function() return true end, 4096)
   return o
 end }
 
 -- Qwen's window begins after max_window_layers layers, and only if use_sliding_window is set.
 local function qwen(c)
-  local o = llama_like(c)
+  local o = llama_like(c, { positions = 32768 })
   local from = c:get("max_window_layers", opts.whole_from(0), 28)
   if c:get("use_sliding_window", opts.boolean, false) then
-    windows(c, o, function(k) return k > from end)
+    windows(c, o, function(k) return k > from end, 4096)
   else
     c:ignore("sliding_window", "layer_types")
   end
@@ -120,7 +122,7 @@ M.qwen3 = { architecture = "Qwen3ForCausalLM", names = LLAMA, options = function
 end }
 
 M.phi3 = { architecture = "Phi3ForCausalLM", names = LLAMA, options = function(c)
-  local o = llama_like(c, nil, true, 32000)
+  local o = llama_like(c, { partial = true, pad = 32000, eps = 1e-5, positions = 4096, context = 4096 })
   o.renews = o.rotary.kind == "longrope"
   o.fused, o.dropout, o.embed_dropout = true, c:get("resid_pdrop", share, 0), c:get("embd_pdrop", share, 0)
   windows(c, o, function() return true end)
@@ -128,7 +130,7 @@ M.phi3 = { architecture = "Phi3ForCausalLM", names = LLAMA, options = function(c
 end }
 
 local function gemma(c, act_key)
-  local o = llama_like(c, act_key, false, 0)
+  local o = llama_like(c, { act_key = act_key, act = "gelu_pytorch_tanh", pad = 0, positions = 8192 })
   c:only("use_bidirectional_attention", false)
   o.norm.kind, o.embed_scale = "rms1", o.dim ^ 0.5
   local attention = c:get("attention_bias", opts.boolean, false)
@@ -139,8 +141,8 @@ end
 
 M.gemma = { architecture = "GemmaForCausalLM", names = LLAMA, options = function(c)
   local o = gemma(c)
-  o.act = c:maybe("hidden_activation", acts) or o.act
   if o.act == "gelu" then o.act = "gelu_pytorch_tanh" end      -- old files say the one and mean the other
+  c:only("hidden_activation", o.act)
   return o
 end }
 
@@ -157,9 +159,10 @@ M.gemma2 = { architecture = "Gemma2ForCausalLM", names = GEMMA2, options = funct
   local o = gemma(c, "hidden_activation")
   c:ignore "hidden_act"
   o.sandwich, o.scale = true, c:get("query_pre_attn_scalar", positive, 256) ^ -0.5
-  o.softcap, o.final_softcap = c:maybe("attn_logit_softcapping", positive), c:maybe("final_logit_softcapping", positive)
+  o.softcap, o.final_softcap = c:maybe("attn_logit_softcapping", positive, 50),
+    c:maybe("final_logit_softcapping", positive, 30)
   c:ignore "cache_implementation"
-  windows(c, o, function(k) return k % 2 == 1 end)
+  windows(c, o, function(k) return k % 2 == 1 end, 4096)
   return o
 end }
 

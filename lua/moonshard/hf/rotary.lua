@@ -101,16 +101,18 @@ end
 --- wrote rope_theta and rope_scaling.
 ---@param c HFConfig
 ---@param d integer
----@param is_partial? boolean  partial_rotary_factor counts, as in Phi-3; other families of transformers leave it out
+---@param family { partial?: boolean, positions?: integer, context?: integer }  partial: partial_rotary_factor counts, as
+---   in Phi-3; other families of transformers leave it out. positions, context: defaults of max_position_embeddings and
+---   original_max_position_embeddings
 ---@return table  for `rates`
-function M.read(c, d, is_partial)
-  if not is_partial then c:only("partial_rotary_factor", 1) end
+function M.read(c, d, family)
+  if not family.partial then c:only("partial_rotary_factor", 1) end
   local base, portion = c:get("rope_theta", positive, 10000), c:get("partial_rotary_factor", Config.share, 1)
-  local most = c:get("max_position_embeddings", Config.size, 2048)
-  local context = c:maybe("original_max_position_embeddings", positive)
+  local most = c:get("max_position_embeddings", Config.size, family.positions or 2048)
+  local context = c:maybe("original_max_position_embeddings", positive, family.context)
   local p = c:part "rope_parameters" or c:part "rope_scaling"
   if not p then return { d = 2 * math.floor(d * portion / 2), base = base, kind = "default", scale = 1 } end
-  if not is_partial then p:only("partial_rotary_factor", 1) end
+  if not family.partial then p:only("partial_rotary_factor", 1) end
   local o = { base = p:get("rope_theta", positive, base), scale = 1 }
   o.d = 2 * math.floor(d * p:get("partial_rotary_factor", Config.share, portion) / 2)
   local own = p:maybe("original_max_position_embeddings", positive)

@@ -9,6 +9,7 @@ local masks = require "moonshard.hf.masks"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local Seq2Seq = require "moonshard.hf.seq2seq"
+local weights = require "moonshard.hf.weights"
 
 local size = Config.size
 
@@ -99,10 +100,12 @@ local mlp_kind = opts.one_of { "relu", "gelu", "gated-gelu", "gated-silu" }
 
 local function options_of(c)
   local mlp = MLPS[c:get("feed_forward_proj", mlp_kind, "relu")]
+  local gated = c:maybe("is_gated_act", opts.boolean, mlp[2])
   local o = {
     vocab = c:get("vocab_size", size), dim = c:get("d_model", size), head_dim = c:get("d_kv", size),
     mlp_dim = c:get("d_ff", size), heads = c:get("num_heads", size), layers = c:get("num_layers", Config.layers),
-    ranges = c:get("relative_attention_num_buckets", size, 32), scale = 1, act = mlp[1], gated = mlp[2],
+    ranges = c:get("relative_attention_num_buckets", size, 32), scale = 1, act = c:get("dense_act_fn", Config.act, mlp[1]),
+    gated = gated,
     farthest = c:get("relative_attention_max_distance", size, 128), dropout = c:get("dropout_rate", Config.share, 0.1),
     norm = { kind = "rms", eps = c:get("layer_norm_epsilon", Config.positive, 1e-6) },
     tied = c:get("tie_word_embeddings", opts.boolean, true), pad = c:get("pad_token_id", opts.whole_from(0), 0),
@@ -110,12 +113,14 @@ local function options_of(c)
   o.decoder_layers = c:get("num_decoder_layers", Config.layers, o.layers)
   o.attention_dropout, o.mlp_dropout = o.dropout, o.dropout
   o.scaled = c:get("scale_decoder_outputs", opts.boolean, o.tied)
+  -- T5 1.1 has a head of its own, which files of transformers 5 call tied nevertheless.
+  o.tied = o.tied and (o.scaled or not c.folder or not weights.has(c.folder, "lm_head.weight"))
   o.start = c:get("decoder_start_token_id", opts.whole_from(0), o.pad)
   if o.ranges < 4 or o.ranges % 2 ~= 0 or o.farthest <= o.ranges / 2 then
     c:fail("relative_attention_num_buckets", "is %d, expected an even number from 4, less than twice "
       .. "relative_attention_max_distance, %d", o.ranges, o.farthest)
   end
-  c:ignore("dense_act_fn", "is_gated_act", "n_positions")
+  c:ignore "n_positions"
   c:only("is_decoder", false)
   return o
 end

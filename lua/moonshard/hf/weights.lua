@@ -50,6 +50,16 @@ local function open(folder)
   return error(err, 0)
 end
 
+--- Whether a folder has files of weights, and these have a tensor.
+---@param folder string
+---@param name string
+---@return boolean
+function M.has(folder, name)
+  local ok, _, readers, where = pcall(open, folder)
+  for _, reader in ipairs(ok and readers or {}) do reader:close() end
+  return ok and where[name] ~= nil
+end
+
 -- Tensors that old versions of transformers wrote and that are no weights.
 local function is_constant(name)
   return name:find "rotary_emb%.inv_freq$" or name:find "%.attn%.bias$" or name:find "%.masked_bias$"
