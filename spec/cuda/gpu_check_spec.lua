@@ -213,6 +213,7 @@ CSV
       "libmoonshard_probe.so", "moonshard_cdef.h" } do
       lfs.link(build .. "/" .. name, from .. "/" .. name, true)
     end
+    process.write(from .. "/results.txt", "")
     process.write(from .. "/predictions.json", cjson.encode { cases = { ["some kernel"] = 1e-4 } })
     for word in ("bash sh cat grep ls mkdir rm env date sed tr head dirname mktemp id"):gmatch "%S+" do
       assert.are.equal(0, os.execute(("ln -s \"$(command -v %s)\" '%s/%s'"):format(word, tools, word)))
@@ -221,6 +222,10 @@ CSV
       process.root, from, folder)))
     local bytes = tonumber((process.shell(("tar -C '%s' -cz there | wc -c"):format(folder))))
     assert.is_true(bytes > 2 ^ 20 and bytes <= 45 * 2 ^ 20, bytes)
+    -- The results were made after the plugin, also where the archive's copies are unpacked.
+    local parts = process.shell(("/usr/bin/env -i PATH='%s' HOME=/tmp '%s/there/scripts/gpu_check' --list"):format(tools, folder))
+    assert.is_truthy(parts:find("results beside the PTX executor's", 1, true), parts)
+    assert.is_nil(parts:find("results of the PTX executor", 1, true), parts)
     local child = process.start({ "/usr/bin/env", "-i", "PATH=" .. tools, "HOME=/tmp", folder
       .. "/there/scripts/gpu_check", "--device", "null", "--out", folder .. "/out" },
       { stdout = folder .. "/text", stderr = folder .. "/err" })

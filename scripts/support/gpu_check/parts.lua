@@ -6,7 +6,7 @@ local process = require "spec.support.process"
 local M = {}
 
 local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
-local function output(line) return process.output(line .. " 2>/dev/null") end
+local function output(line) return process.output("{ " .. line .. "; } 2>/dev/null") end
 local function build()
   local folder = os.getenv "MOONSHARD_BUILD" or "build"
   return folder:sub(1, 1) == "/" and folder or process.root .. "/" .. folder
@@ -66,7 +66,7 @@ end
 -- These specs do not use the device under test: they choose the emulated GPU or the null device, or need none.
 local ELSEWHERE = { emulator_spec = true, null_spec = true, kernel_table_spec = true, plugin_spec = true,
   cublaslt_spec = true, gpt2_bench_spec = true, gpu_check_spec = true, cudnn_spec = true, ptx_spec = true,
-  ptx_forms_spec = true, ptx_checks_spec = true, ptx_machine_spec = true }
+  ptx_forms_spec = true, ptx_checks_spec = true, ptx_machine_spec = true, results_spec = true }
 
 --- The spec files that use device cuda, the most important ones first.
 local function specs()
