@@ -153,10 +153,11 @@ class block_checks
 
     void in_shared(char *at, int n, access_kind kind, int line, bool async = false)
     {
+        mark by = now((unsigned)line, 0, kind);
         for (int k = 0; k * SHARED_UNIT < n + (int)((uintptr_t)at % SHARED_UNIT); k++) {
             char *byte = at + k * SHARED_UNIT;
             word &w = shared_word(byte);
-            mark by = now((unsigned)line, mask<SHARED_UNIT>(at, n, k), kind);
+            by.bytes = (uint8_t)mask<SHARED_UNIT>(at, n, k);
             if (w.owner == of_block() && w.copying && (kind == READ || w.copying != by.thread + 1))
                 fault("line %d: %s byte %td of shared memory, to which thread %d copies without having waited", line,
                       kind == READ ? "reads" : "writes", byte - window, w.copying - 1);
@@ -202,9 +203,12 @@ class block_checks
             if (p == MAP_FAILED) fault("no memory for the marks of global memory");
             words = (word *)p;
         }
-        for (int k = 0; k * GLOBAL_UNIT < n + (int)((uintptr_t)at % GLOBAL_UNIT); k++)
-            touch(words[(size_t)(at - a->base) / GLOBAL_UNIT + (size_t)k], launch << 32, at + k * GLOBAL_UNIT,
-                  now((unsigned)line, mask<GLOBAL_UNIT>(at, n, k), kind), kind);
+        mark by = now((unsigned)line, 0, kind);
+        for (int k = 0; k * GLOBAL_UNIT < n + (int)((uintptr_t)at % GLOBAL_UNIT); k++) {
+            by.bytes = (uint8_t)mask<GLOBAL_UNIT>(at, n, k);
+            touch(words[(size_t)(at - a->base) / GLOBAL_UNIT + (size_t)k], launch << 32, at + k * GLOBAL_UNIT, by,
+                  kind);
+        }
     }
 
   public:
