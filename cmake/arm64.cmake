@@ -4,7 +4,7 @@
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
-set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_CXX_COMPILER CMAKE_CXX_COMPILER-NOTFOUND)  # only the emulated GPU needs it, which is not built
 set(CMAKE_SYSROOT ${MS_ARM64_ROOT})
 set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
 set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES MS_ARM64_ROOT)
