@@ -21,6 +21,9 @@ enum {
     ROWS = 4,   // rows of a tile
     GROUP = 8,  // rows of a tile if x is packed, and columns
     GROUP_COLS = 3,
+    ROW_COLS = 4,          // columns of a tile if x is one row
+    ROW_BLOCK = 192,       // columns of a block then
+    ROW_AHEAD = 512,       // bytes by which it prefetches the weight
     BLOCK = 48,            // columns computed together: whole tiles on every level
     SHARE = 32 << 10,      // numbers of the weight that a thread reads at a time, at least
     LARGE = 512 << 10,     // numbers of a weight that a second-level cache does not hold
@@ -124,7 +127,8 @@ static void few_task(void *arg, int64_t first, int64_t last, int64_t unused)
     for (const few_work *f = arg; f; f = f->next) {
         int64_t j = first / f->k - f->first, stop = last / f->k - f->first;
         if (stop > f->n) stop = f->n;
-        for (j = j > 0 ? j : 0; j < stop; j += BLOCK) f->block(f, j, stop - j < BLOCK ? stop - j : BLOCK);
+        const int64_t block = f->m == 1 ? ROW_BLOCK : BLOCK;
+        for (j = j > 0 ? j : 0; j < stop; j += block) f->block(f, j, stop - j < block ? stop - j : block);
     }
 }
 

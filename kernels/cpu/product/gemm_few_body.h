@@ -86,22 +86,57 @@ static inline __attribute__((always_inline)) TARGET void L(dot)(const int dtype,
     t->ahead = ahead;
 }
 
-// The same for one row, with all sums of an element at once.
-static inline __attribute__((always_inline)) TARGET void L(dot_row)(const int dtype, L(tile) * t)
+#if VEC == 32
+// One row of x with columns [j, j + n) of the weight, n <= ROW_BLOCK: to out[column - j][4], whose four numbers are
+// still to be added. The columns of a tile are those at the same place in ROW_COLS parts of the block, so that the
+// weight is read as ROW_COLS streams, which the processor fetches ahead by itself. Zen 2 loses a stream where it
+// crosses a page, hence the prefetch: a core reads 26 GB/s in this way, 19 from three streams of 16 columns of 576
+// numbers without it.
+static inline __attribute__((always_inline)) TARGET void L(row)(const int dtype, const few_work *f, int64_t j,
+                                                                int64_t n, REAL *out)
 {
-    const int64_t size = SIZE_OF(dtype, REAL), k = t->k;
-    L(vec) s[COLS][L(PARTS)] = { 0 };
+    const int64_t size = SIZE_OF(dtype, REAL), whole = f->k / LANES * LANES, rest = f->k - whole;
+    const int64_t tiles = (n + ROW_COLS - 1) / ROW_COLS;
+    const REAL *x = f->x;
+    for (int64_t i = 0; i < tiles; i++) {
+        const char *w[ROW_COLS];
+        L(vec) s[ROW_COLS][L(PARTS)] = { 0 };
+        for (int64_t c = 0; c < ROW_COLS; c++)
+            w[c] = f->w + (j + (i + c * tiles < n ? i + c * tiles : n - 1)) * f->w_step;
 #pragma GCC unroll 1
-    for (int64_t p = 0; p < k; p += LANES)
-#pragma GCC unroll 4
-        for (int v = 0; v < L(PARTS); v++) {
-            const int64_t at = p + v * L(STEP);
-            L(vec) z = *(const L(vec) *)(t->x + at);
+        for (int64_t p = 0; p < whole; p += LANES) {
+            if (p * size % 64 == 0)
 #pragma GCC unroll 8
-            for (int c = 0; c < COLS; c++) s[c][v] += z * L(load)(dtype, t->w[c] + at * size);
+                for (int c = 0; c < ROW_COLS; c++) __builtin_prefetch(w[c] + p * size + ROW_AHEAD);
+#pragma GCC unroll 4
+            for (int v = 0; v < L(PARTS); v++) {
+                const int64_t at = p + v * L(STEP);
+                L(vec) z = *(const L(vec) *)(x + at);
+#pragma GCC unroll 8
+                for (int c = 0; c < ROW_COLS; c++) s[c][v] += z * L(load)(dtype, w[c] + at * size);
+            }
         }
-    memcpy(t->sums, s, sizeof s);
+        if (rest) {
+#pragma GCC unroll 8
+            for (int c = 0; c < ROW_COLS; c++) {
+                REAL last[LANES] = { 0 };
+                ms__load(CLASS, dtype, rest, last, w[c] + whole * size, size);
+#pragma GCC unroll 4
+                for (int v = 0; v < L(PARTS); v++)
+                    s[c][v] += ((const L(vec) *)f->x_last)[v] * *(const L(vec) *)(last + v * L(STEP));
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < ROW_COLS; c++) {
+            if (i + c * tiles >= n) break;
+            const L(vec) sum = s[c][0] + s[c][1];
+            L(quad) four = *(const L(quad) *)&sum;
+            if (LANES == 16) four += ((const L(quad) *)&sum)[1];
+            *(L(quad) *)(out + (i + c * tiles) * 4) = four;
+        }
+    }
 }
+#endif
 
 // Adds the products of m rows to the tile's sums, ROWS rows at a time.
 static inline __attribute__((always_inline)) TARGET void L(dots)(const int dtype, int64_t m, L(tile) * t)
@@ -131,13 +166,7 @@ static inline __attribute__((always_inline)) TARGET void L(columns)(const int dt
     const int64_t passes = (m + ROWS - 1) / ROWS, part = several || wide || L(PARTS) > 1 ? L(DEPTH) : whole;
     REAL sums[FEW_ROWS * COLS * LANES] __attribute__((aligned(64))),
         buffer[COLS * L(DEPTH)] __attribute__((aligned(64)));
-    // One row of x: the columns of a tile are those at the same place in COLS parts of the block, so that the weight is
-    // read as COLS streams, which the processor fetches ahead by itself. On Zen 2 a core reads 24 GB/s from several
-    // streams, 17 from one, 15 with prefetches.
-    const bool streams = VEC == 32 && m == 1 && !wide;
-    const int64_t tiles = (n + COLS - 1) / COLS, between = streams ? tiles : 1;
-    for (int64_t i0 = 0; i0 < tiles; i0++) {
-        const int64_t c0 = streams ? i0 : i0 * COLS;
+    for (int64_t c0 = 0; c0 < n; c0 += COLS) {
         L(tile)
         t = { .x = f->x,
               .x_rs = f->x_rs,
@@ -145,15 +174,8 @@ static inline __attribute__((always_inline)) TARGET void L(columns)(const int dt
               .fresh = true,
               .lines = (int)((COLS * L(STEP) * size + 64 * passes - 1) / (64 * passes)) };
         const char *w[COLS];
-        for (int64_t c = 0; c < COLS; c++)
-            w[c] = f->w + (j + (c0 + c * between < n ? c0 + c * between : n - 1)) * f->w_step;
-        if (streams) {
-            memcpy(t.w, w, sizeof w);
-            t.k = whole;
-            L(dot_row)(dtype, &t);
-            t.fresh = false;
-        }
-        for (int64_t p = 0; p < whole && !streams; p += part) {
+        for (int64_t c = 0; c < COLS; c++) w[c] = f->w + (j + (c0 + c < n ? c0 + c : n - 1)) * f->w_step;
+        for (int64_t p = 0; p < whole; p += part) {
             t.k = whole - p < part ? whole - p : part;
             t.ahead = w[0] + COLS * (f->w_step + p * size);
             t.ahead_end = t.ahead + COLS * t.k * size;
@@ -196,9 +218,9 @@ static inline __attribute__((always_inline)) TARGET void L(columns)(const int dt
             L(dots_real)(m, &t);
         }
         for (int64_t i = 0; i < m; i++)
-            for (int64_t c = 0; c < COLS && c0 + c * between < n; c++) {
+            for (int64_t c = 0; c < COLS && c0 + c < n; c++) {
                 const L(quad) *q = (const L(quad) *)(sums + (i * COLS + c) * LANES);
-                *(L(quad) *)(out + (i * BLOCK + c0 + c * between) * 4) =
+                *(L(quad) *)(out + (i * BLOCK + c0 + c) * 4) =
                     LANES == 16 ? (q[0] + q[2]) + (q[1] + q[3]) : q[0] + q[1];
             }
     }
@@ -212,15 +234,19 @@ static inline __attribute__((always_inline)) TARGET void L(columns)(const int dt
 static inline __attribute__((always_inline)) TARGET void L(block)(const int dtype, const few_work *f, int64_t j,
                                                                   int64_t n)
 {
-    REAL sums[FEW_ROWS * BLOCK * 4] __attribute__((aligned(64))), bias[BLOCK], room[BLOCK];
+    REAL sums[FEW_ROWS * BLOCK * 4] __attribute__((aligned(64))), bias[ROW_BLOCK], room[ROW_BLOCK];
     const int64_t size = ms__dtype_size(f->dtype);
     const bool added = VEC == 32 && f->x_group;  // sums are [row][BLOCK]
 #ifdef PACKED
     if (f->x_group) L(packed_columns)(dtype, f, j, n, sums);
-    else L(columns)(dtype, f, j, n, sums);
-#else
-    L(columns)(dtype, f, j, n, sums);
+    else
 #endif
+#if VEC == 32
+        if (f->m == 1)
+        L(row)(dtype, f, j, n, sums);
+    else
+#endif
+        L(columns)(dtype, f, j, n, sums);
     if (f->bias) ms__load(CLASS, f->dtype, n, bias, (const char *)f->bias + j * size, size);
     for (int64_t i = 0; i < f->m; i++) {
         char *to = (char *)f->c + (i * f->c_rs + j * f->c_cs) * size;
