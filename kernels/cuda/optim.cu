@@ -108,21 +108,21 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
 }
 
 // Selects among the sets of states that a formula accepts.
-template <class T, class S, bool MASTERS, int ACCEPTS, T FORMULA(T, T, T *, T *, T *, const T *), int KEEPS = 0>
+template <class T, class S, int ACCEPTS, T FORMULA(T, T, T *, T *, T *, const T *), int KEEPS = 0>
 static __device__ __forceinline__ void run_states(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
+    constexpr bool MASTERS = ACCEPTS & MS_KEEPS_MASTERS;
     int keeps = (j.state[0] ? 1 : 0) | (j.state[1] ? 2 : 0) | (j.state[2] ? 4 : 0);
     if constexpr (ACCEPTS >> KEEPS & 1)
         if (keeps == KEEPS) run_part<T, S, MASTERS, KEEPS, FORMULA>(j, first, last, scale);
-    if constexpr (KEEPS < 7) run_states<T, S, MASTERS, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last, scale);
+    if constexpr (KEEPS < 7) run_states<T, S, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last, scale);
 }
 
 template <int KIND, class T, class S>
 static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
-    constexpr bool MASTERS = KIND == KIND_SGD || KIND == KIND_Adam || KIND == KIND_AdamW;
 #define OPTIMIZER(NAME, FORMULA) \
-    if constexpr (KIND == KIND_##NAME) run_states<T, S, MASTERS, MS_KEEPS_##FORMULA, step::NAME>(j, first, last, scale);
+    if constexpr (KIND == KIND_##NAME) run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last, scale);
 #include "formulas/optim/list.h"
 }
 

@@ -33,6 +33,12 @@ static const optimizer *const optimizers[] = {
 #include "formulas/optim/list.h"
 };
 
+// Whether the optimizer has the option master_weights.
+static const bool masters[] = {
+#define OPTIMIZER(NAME, FORMULA) (MS_KEEPS_##FORMULA & MS_KEEPS_MASTERS) != 0,
+#include "formulas/optim/list.h"
+};
+
 static const optimizer *optimizer_at(int kind) { return kind >= 0 && kind < KINDS ? optimizers[kind] : NULL; }
 
 const ms_optim_row *ms_optim_at(int kind) { return optimizer_at(kind) ? &optimizers[kind]->row : NULL; }
@@ -41,6 +47,9 @@ ms_status ms_optim_check(const ms_optim_options *o)
 {
     const optimizer *row = optimizer_at(o->kind);
     if (!row) return ms__fail(MS_EINVAL, "optimizer kind is %d, expected 0 to %d", o->kind, KINDS - 1);
+    if (o->master_weights && !masters[o->kind])
+        return ms__fail(MS_EINVAL, "optimizer %s: master_weights is %d, expected 0: it keeps no master weights",
+                        row->row.name, o->master_weights);
     return row->check ? row->check(o) : MS_OK;
 }
 

@@ -51,6 +51,24 @@ local function input(step, rank)
 end
 
 describe("every optimizer", function()
+  it("keeps master weights exactly if it has the option", function()
+    local engine = require "moonshard.core.ffi"
+    local kind = 0
+    while engine.lib.ms_optim_at(kind) ~= nil do
+      local options = engine.ffi.new("ms_optim_options", { kind = kind, master_weights = 1 })
+      local name = engine.ffi.string(engine.lib.ms_optim_at(kind).name)
+      local refused = engine.lib.ms_optim_check(options) ~= 0
+      local has = pcall(optim[name], { ms.zeros(2) }, { master_weights = true })
+      assert.equal(has, not refused, name)
+      if name == "Lion" then
+        local _, text = pcall(require("moonshard.core.errors").fail)
+        assert.matches("optimizer Lion: master_weights is 1, expected 0: it keeps no master weights", tostring(text), 1, true)
+      end
+      kind = kind + 1
+    end
+    assert.equal(12, kind)
+  end)
+
   it("is in the list of this spec", function()
     local none = { Optimizer = true, ZeroRedundancyOptimizer = true, SparseAdam = true, EMA = true }
     for name, cls in ms.sorted_pairs(optim) do

@@ -8,7 +8,7 @@
 // Indices into the factors. A1, A2: 1 - b1, 1 - b2; SIZE: lr / c1; ROOT: 1 / sqrt(c2).
 enum { ADAM_L2, ADAM_DECAY, ADAM_B1, ADAM_B2, ADAM_A1, ADAM_A2, ADAM_SIZE, ADAM_ROOT, ADAM_EPS };
 // The sets of states that a step accepts (list.h): {m, v} and {m, v, w}.
-enum { MS_KEEPS_adam = 1 << 3 | 1 << 7 };
+enum { MS_KEEPS_adam = 1 << 3 | 1 << 7 | MS_KEEPS_MASTERS };
 
 #ifdef MS_OPTIM_ROWS
 static unsigned adam_keeps(const ms_optim_options *o) { return o->amsgrad ? 7 : 3; }

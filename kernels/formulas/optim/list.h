@@ -8,11 +8,14 @@
 //   OPTIMIZER(NAME, FORMULA)  one use of the includer's macro for each optimizer
 //
 // A set of states is a sum of 1, 2 and 4 (for state 1, 2, 3). MS_KEEPS_FORMULA has bit s set for every set s that the
-// formula accepts; the CPU has one loop per set. An optimizer's number (ms_optim_options.kind) is its position in the
+// formula accepts; the CPU has one loop per set. MS_KEEPS_MASTERS is added where optimizers have the option
+// master_weights. An optimizer's number (ms_optim_options.kind) is its position in the
 // list.
 #ifndef MS_OPTIM_LIST
 #define MS_OPTIM_LIST
 #include "tensor/dtype.h"
+
+enum { MS_KEEPS_MASTERS = 1 << 8 };
 
 typedef struct {
     ms_optim_row row;

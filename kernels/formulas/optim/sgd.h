@@ -7,7 +7,7 @@
 // Indices into the factors: b = KEEP * b + TAKE * g; p -= LR * (OF_GRAD * g + OF_BUFFER * b).
 enum { SGD_LR, SGD_DECAY, SGD_KEEP, SGD_TAKE, SGD_OF_GRAD, SGD_OF_BUFFER };
 // The sets of states that a step accepts (list.h): none, or {the momentum buffer}.
-enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 };
+enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 | MS_KEEPS_MASTERS };
 
 #ifdef MS_OPTIM_ROWS
 static ms_status sgd_check(const ms_optim_options *o)

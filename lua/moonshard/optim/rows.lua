@@ -66,7 +66,10 @@ local scratch = ffi.new "ms_optim_options"
 ---@param later? boolean  true: after construction
 ---@param into? ffi.cdata*  ms_optim_options
 function M.check(row, group, later, into)
-  into = into or scratch
+  if not into then
+    into = scratch
+    ffi.fill(into, ffi.sizeof(into))
+  end
   into.kind = row.kind
   local base, options = ffi.cast(char_p, into), row.options
   for k = 1, #options do
