@@ -50,7 +50,8 @@ describe("generate", function()
         o.eos_token_id, o.pad_token_id = o.eos_token_id or NONE, 31
         local inputs, more = source_of(name)
         for key, value in pairs(more) do o[key] = value end
-        if name == "whisper" then o.attention_mask = nil end             -- no frame is padding
+        if name == "whisper" then o.attention_mask = nil               -- no frame is padding
+        elseif not o.attention_mask then o.attention_mask = ms.ones_like(mask) end
         local ids, prompt = model:generate(inputs, o), PROMPT[name] or S
         assert.are.same(case.texts[run], ids:narrow(2, prompt + 1, ids:size(2) - prompt):tolist(), run)
       end
@@ -61,6 +62,47 @@ describe("generate", function()
       for r, row in ipairs(new) do assert.are.same({ unpack(case.texts.greedy[r], 1, 12) }, row) end
     end)
   end
+end)
+
+describe("generate as transformers", function()
+  local function ids_of(list) return ms.tensor(list, { dtype = "int64" }) end
+
+  it("keeps the best beams of the step in which early_stopping ends a search", function()
+    local _, new = model_of "llama":generate({ { 7, 10, 21, 11, 11, 15 } }, { early_stopping = true, num_beams = 4,
+      num_return_sequences = 3, max_new_tokens = 5, eos_token_id = 2 })
+    assert.are.same({ { 0, 0, 0, 0, 0 }, { 18, 28, 24, 23, 27 }, { 0, 0, 0, 0, 2 } }, new)
+  end)
+
+  it("fills beams with the token of the end where the padding token is 0", function()
+    local model = model_of "llama"
+    local o = { early_stopping = true, num_beams = 4, num_return_sequences = 4, max_new_tokens = 3, eos_token_id = 2 }
+    for pad, want in pairs { [0] = 2, [31] = 31 } do
+      o.pad_token_id = pad
+      local ids, new = model:generate(ids_of { { 7, 10, 21, 11, 11, 15 } }, o)
+      local short = 0
+      for r, row in ipairs(new) do
+        for k = #row + 1, ids:size(2) - 6 do
+          short = short + 1
+          assert.are.equal(want, ids:tolist()[r][6 + k])
+        end
+      end
+      assert.is_true(short > 0)
+    end
+  end)
+
+  it("masks the padding token, unless it ends texts", function()
+    local model, o = model_of "gpt2", { max_new_tokens = 6, pad_token_id = 31, eos_token_id = NONE }
+    local _, want = model:generate({ { 5, 6 }, { 3, 4, 5, 6, 7 } }, o)
+    local ids = ids_of { { 31, 31, 31, 5, 6 }, { 3, 4, 5, 6, 7 } }
+    local _, new = model:generate(ids, o)
+    assert.are.same(want, new)
+    o.eos_token_id = 31
+    _, new = model:generate(ids, o)
+    assert.are_not.same(want[1], new[1])
+    o.eos_token_id = NONE
+    assert.has_error(function() model:generate(ids_of { { 5, 6, 31 } }, o) end,
+      "generate: row 1 has the padding token 31 after others; pad on the left, or pass option 'attention_mask'")
+  end)
 end)
 
 describe("generate of an encoder and a decoder", function()

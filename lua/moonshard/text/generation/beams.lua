@@ -28,12 +28,11 @@ local function advance(text, found, run, ends)
   local o, N, prompt = run.o, run.o.num_beams, text.row.prompt
   local going, stopped = {}, {}
   local new = #text.beams[1].ids - prompt + 1
+  local closed = o.early_stopping == true and #text.finished == N
   for k, c in ipairs(found) do
     c.ids = extended(text.beams[c.beam].ids, c.id)
     if new >= o.max_new_tokens or ends(o, c.ids, prompt) then
-      if k <= N and not (o.early_stopping == true and #text.finished == N) then
-        finish(text, c, c.score / new ^ o.length_penalty, N)
-      end
+      if k <= N and not closed then finish(text, c, c.score / new ^ o.length_penalty, N) end
       c.score = c.score + NEVER
       stopped[#stopped + 1] = c
     else
@@ -82,6 +81,8 @@ function M.search(run, ends)
     -- All beams are equal at first: only one of them may go on.
     for k = 1, N do texts[r].beams[k] = { ids = row.ids, score = k == 1 and 0 or NEVER, beam = k } end
   end
+  -- Beams of transformers take a padding token of 0 for none.
+  run.fill = o.pad == 0 and o.eos_list[1] or o.pad
   run:repeated(N)
   local count = math.max(2, 1 + #o.eos_list) * N
   while run:step(function(logits)

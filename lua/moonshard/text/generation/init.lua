@@ -154,7 +154,9 @@ local function complete(who, model, given)
   end
   o.eos, o.eos_list = {}, list_of(o.eos_token_id or of_config "eos_token_id" or {})
   for _, id in ipairs(o.eos_list) do o.eos[id] = true end
-  o.pad = o.pad_token_id or of_config "pad_token_id" or o.eos_list[1] or 0
+  local pad = o.pad_token_id or of_config "pad_token_id"
+  o.pad = pad or o.eos_list[1] or 0
+  o.padding = not o.eos[pad] and pad or nil
   for _, key in ipairs { "suppress_tokens", "begin_suppress_tokens" } do o[key] = o[key] and list_of(o[key]) end
   o.stop_strings = o.stop_strings and list_of(o.stop_strings) or {}
   if #o.stop_strings > 0 and not o.tokenizer then errors.raise("%s: stop_strings need option 'tokenizer'", who) end
@@ -189,7 +191,7 @@ local function begin(who, model, ids, given, groups, cache, source)
   if not source then M._expect_causal(who, model) end
   local o = complete(who, model, given)
   if source and not o.use_cache then errors.raise("%s: an encoder-decoder needs use_cache = true", who) end
-  local rows, device = rows_of(who, ids, o.attention_mask)
+  local rows, device = rows_of(who, ids, o.attention_mask, not source and o.padding or nil)
   local width, context = rows[1].width, source and model.options.context
   if not o.max_new_tokens and o.max_length and o.max_length <= width then
     errors.raise("%s: max_length is %d, expected more than the %s of the longest text; or give max_new_tokens", who,
@@ -258,7 +260,7 @@ local function result_of(run, rows, one)
     local list = {}
     for k = 1, row.width - row.prompt do list[k] = row.padding and row.padding[k] or run.o.pad end
     for _, id in ipairs(row.ids) do list[#list + 1] = id end
-    for k = #list + 1, row.width + longest do list[k] = run.o.pad end
+    for k = #list + 1, row.width + longest do list[k] = run.fill or run.o.pad end
     out[r] = list
   end
   return create.tensor(one and #out == 1 and out[1] or out, { dtype = "int64", device = run.device }), new
@@ -307,7 +309,8 @@ end
 ---   text can be better (default false: a guess between them); num_return_sequences: texts for each row (default 1);
 ---   eos_token_id: tokens that end a text (default: those of the model's configuration; {}: none); pad_token_id: fills
 ---   rows; stop_strings: end a text as soon as it has one; tokenizer: for stop_strings; seed: of the random numbers
----   (default: drawn from the generator of ms.manual_seed); attention_mask: [B, T], 0 where a row is padded; use_cache:
+---   (default: drawn from the generator of ms.manual_seed); attention_mask: [B, T], 0 where a row is padded (default: of
+---   a tensor, where it begins with the model's pad_token_id, unless that ends texts); use_cache:
 ---   false: for models that take ids alone (default true); cache_length: positions of keys and values to allocate at
 ---   once, at least those of the longest text and of the new tokens (default: the cache grows)
 ---@return Tensor ids  int64 [B * num_return_sequences, T + new], the given tokens and the new ones, padded on the right;

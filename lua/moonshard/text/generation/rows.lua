@@ -33,9 +33,10 @@ end
 ---@param who string
 ---@param ids Tensor|integer[][]
 ---@param mask? Tensor  [B, T]
+---@param pad? integer  without a mask, the token of which there is none, as in transformers
 ---@return table[] rows
 ---@return string device
-return function(who, ids, mask)
+return function(who, ids, mask, pad)
   if not is_tensor(ids) then
     if mask then errors.raise("%s: lists of ids need no attention_mask", who) end
     return from_lists(who, ids)
@@ -54,16 +55,19 @@ return function(who, ids, mask)
   for r, list in ipairs(lists) do
     local own, padding = {}, {}
     for k, id in ipairs(list) do
-      if seen and not seen[r][k] then
+      if seen and not seen[r][k] or not seen and id == pad then
         padding[#padding + 1] = id
-        if #own > 0 then
+        if #own > 0 and not seen then
+          errors.raise("%s: row %d has the padding token %d after others; pad on the left, or pass option 'attention_mask'",
+            who, r, id)
+        elseif #own > 0 then
           errors.raise("%s: row %d of the attention_mask is padded on the right; pad on the left, as encode_batch does with side = 'left'", who, r)
         end
       else
         own[#own + 1] = id
       end
     end
-    if #own == 0 then errors.raise("%s: row %d of the attention_mask has no token", who, r) end
+    if #own == 0 then errors.raise("%s: row %d %shas no token", who, r, seen and "of the attention_mask " or "") end
     rows[r] = row_of(own, #list)
     rows[r].padding = padding
   end
