@@ -210,15 +210,17 @@ template <class W> static __device__ inline void finish_one(const fold_result<W>
     const ending &e = r.e;
     if (e.keep) ((W *)e.keep)[m] = v;
     if (!r.t.out) return;
-    switch (e.how) {
-    case MEAN: v = (W)((double)v / e.number); break;
-    case ALL: v = (double)v == e.number; break;
-    case ANY: v = v != 0; break;
-    case ROOT: v = (W)ms_sqrt_f64((double)v); break;
-    case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / e.number); break;
-    case STD: v = (W)ms_sqrt_f64((double)v / e.number); break;
-    case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
-    case PLUS_LOG: v = (W)(e.more[m] + ms_log_f64((double)v)); break;
+    if (e.how == ALL) v = (double)v == e.number;
+    else if (e.how == ANY) v = v != 0;
+    else if constexpr (std::is_same_v<W, double>) {
+        switch (e.how) {
+        case MEAN: v /= e.number; break;
+        case ROOT: v = ms_sqrt_f64(v); break;
+        case INVERSE_POWER: v = ms_pow_f64(v, 1 / e.number); break;
+        case STD: v = ms_sqrt_f64(v / e.number); break;
+        case FINITE_OR_0: v = v - v == 0 ? v : 0; break;
+        case PLUS_LOG: v = e.more[m] + ms_log_f64(v); break;
+        }
     }
     own_value<W>::store_truth(r.t.dtype, (char *)r.t.out + m * ms__dtype_size(r.t.dtype), v);
 }

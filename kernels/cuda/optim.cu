@@ -272,7 +272,7 @@ __global__ void norm_kernel(int n, const ms_norm_part *list, int64_t piece, doub
 #define RUN(S, T) sum = norm_part<SQUARES>((const S *)t.g, first, last, p)
     WITH_FLOAT_TYPE(t.dtype, RUN)
 #undef RUN
-    sum = fold_block(sum, p, shared);
+    sum = SQUARES ? block_sum(sum, shared) : fold_block(sum, p, shared);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum, owners[blockIdx.x] = t.owner;
 }
 // One block per owner: combines the sums of its pieces.
@@ -487,6 +487,7 @@ __global__ void adapt_by_kernel(ms_scale_change c)
 {
     const ms_scale_rule &r = *c.rule;
     double good = r.growth_tracker == r.growth_tracker ? r.growth_tracker : *c.tracker, now = *c.scale, sum = 0;
+    ROLLED
     for (int k = 0; k < c.n; k++) sum += *c.found[k];
     if (sum != 0) {
         good = 0;

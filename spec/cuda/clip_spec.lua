@@ -6,9 +6,9 @@ local clip = ms.nn.utils.clip_grad_norm_
 
 --- Parameters with gradients on the CPU, and copies on these devices: shapes from one element to several blocks, and a
 --- gradient that is not aligned to 16 bytes.
-local function parameters(dtype, devices)
+local function parameters(dtype, devices, sizes)
   local here, there = {}, {}
-  for k, n in ipairs { 1, 7, 768, 16384, 40001, 8, 4099 } do
+  for k, n in ipairs(sizes or { 1, 7, 768, 16384, 40001, 8, 4099 }) do
     for _, list in ipairs { here, there } do list[k] = ms.zeros(n, { dtype = dtype }):requires_grad_() end
     local device = devices[(k - 1) % #devices + 1]
     local given = ms.randn(n + 1, { dtype = dtype })
@@ -27,7 +27,7 @@ local BOUND = { float32 = 1e-6, float64 = 1e-14, float16 = 1e-3, bfloat16 = 8e-3
 
 describe("clip_grad_norm_ on a GPU", function()
   for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
-    for _, p in ipairs { 2, 1, 3, math.huge } do
+    for _, p in ipairs { 2, 1, 3, 0.5, math.huge } do
       on_gpu(("scales as on the CPU: %s, norm %g"):format(dtype, p), function()
         ms.manual_seed(3)
         local here, there = parameters(dtype, { "cuda" })
@@ -51,6 +51,21 @@ describe("clip_grad_norm_ on a GPU", function()
       end
       for k = 1, #here do
         assert.is_true(ms.allclose(there[k].grad:cpu(), here[k].grad, { rtol = BOUND[dtype], atol = 1e-9 }), dtype)
+      end
+    end
+  end)
+
+  on_gpu("has the CPU's norm of gradients with zeros, ones, infinities and NaN", function()
+    for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+      for _, p in ipairs { 3, 0.5 } do
+        for _, bad in ipairs { 0, math.huge, 0 / 0 } do
+          local here, there = parameters(dtype, { "cuda" }, { 768, 7, 33 })
+          for _, list in ipairs { here, there } do
+            for k = 2, 3 do list[k].grad:fill_(bad) end
+          end
+          local want, got = clip(here, 0.5, { norm_type = p }), clip(there, 0.5, { norm_type = p })
+          assert.is_true(ms.allclose(got:cpu(), want, { rtol = 1e-3, equal_nan = true }), ("%s %g %g"):format(dtype, p, bad))
+        end
       end
     end
   end)

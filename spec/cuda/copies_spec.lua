@@ -123,3 +123,110 @@ describe("on a GPU random numbers have the CPU's bits", function()
     end)
   end
 end)
+
+-- What collectives call, of sizes, offsets and dtypes that few of them have.
+describe("on a GPU a list of", function()
+  local engine = require "moonshard.core.ffi"
+  local ffi, lib = engine.ffi, engine.lib
+  local SIZES = { 1, 8, 515, 4096, 4098, 9001 }            -- a block takes 4,096 elements
+  local FLOATS = { "float32", "float16", "bfloat16" }
+  local table_of = require("spec.support.cuda_table").open
+  local function code(dtype)
+    return ffi.C["MS_" .. dtype:upper():gsub("FLOAT", "F"):gsub("UINT", "U"):gsub("INT", "I")]
+  end
+  --- The same n numbers on both devices, from `skip` elements on.
+  local function numbers(dtype, n, skip)
+    local host = ms.randint(dtype == "uint8" and 0 or -3, 4, { n + skip }):to(dtype)
+    return host:narrow(1, skip + 1, n), host:to "cuda":narrow(1, skip + 1, n)
+  end
+  local function at(t) return ffi.cast("char *", lib.ms_data_ptr(t.id)) end
+
+  on_gpu("copies, conversions and zeros has the CPU's elements", function()
+    for skip = 0, 1 do
+      local list, want, got = ffi.new "spec_copy[80]", {}, {}
+      local n = 0
+      local function add(to, from, size)
+        local host, there = numbers(from, size, skip)
+        local out = ms.ones(size + skip, { dtype = to, device = "cuda" }):narrow(1, skip + 1, size)
+        local zeros = size == 515
+        list[n] = { at(out), zeros and ffi.cast("char *", 0) or at(there), size, code(to), code(from) }
+        n = n + 1
+        want[n], got[n] = zeros and host:to(to) * 0 or host:to(to), { out, there }
+      end
+      for _, size in ipairs(SIZES) do
+        for _, to in ipairs(FLOATS) do
+          for _, from in ipairs(FLOATS) do add(to, from, size) end
+        end
+        add("int16", "int16", size)
+        add("uint8", "uint8", size)
+        add("float64", "float64", size)
+      end
+      assert.are.equal(0, table_of().copy_all(0, 0, n, list))
+      for k = 1, n do same(want[k], got[k][1], "copy " .. k) end
+    end
+  end)
+
+  on_gpu("parts has the sums, products and extremes of up to 9 ranks", function()
+    for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
+      "bool" } do
+      local wide = dtype:find "16" and dtype ~= "int16" and "float32" or dtype
+      for how, fold in pairs {
+        [0] = function(a, x) return dtype == "bool" and a:logical_or(x) or a + x end,
+        [2] = function(a, x) return dtype == "bool" and a:logical_or(x) or a:maximum(x) end,
+        [3] = function(a, x) return dtype == "bool" and a:logical_and(x) or a:minimum(x) end,
+        [4] = function(a, x) return dtype == "bool" and a:logical_and(x) or a * x end,
+      } do
+        for _, ranks in ipairs { 1, 2, 5, 9 } do
+          local skip, n_dst = ranks % 2, ranks == 5 and 3 or 1
+          local parts = { 4100, 3, 9001 }
+          local src, dst = ffi.new("const char *[?]", 3 * ranks), ffi.new("char *[?]", 3 * n_dst)
+          local want, got, sources = {}, {}, {}
+          for p, n in ipairs(parts) do
+            local all
+            for r = 1, ranks do
+              local host, there = numbers(dtype, n, skip)
+              src[(p - 1) * ranks + r - 1] = at(there)
+              sources[#sources + 1] = there
+              host = host:to(wide)
+              all = all and fold(all, host) or host
+            end
+            all = ms.cat({ all:to(dtype), ms.zeros(p * 5, { dtype = dtype }) }, 1)
+            for d = 1, n_dst do
+              want[#want + 1] = all
+              got[#want] = ms.ones(n + p * 5 + skip, { dtype = dtype, device = "cuda" }):narrow(1, skip + 1, n + p * 5)
+              dst[(p - 1) * n_dst + d - 1] = at(got[#want])
+            end
+          end
+          local numel, zeros = ffi.new("int64_t[3]", parts), ffi.new("int64_t[3]", { 5, 10, 15 })
+          local r = ffi.new("spec_reduction", code(dtype), how, ranks, n_dst, 3, 1, numel, zeros, src, dst)
+          assert.are.equal(0, table_of().reduce(0, 0, r))
+          assert.are.equal(3 * ranks, #sources)               -- they live until now
+          for k = 1, #want do same(want[k], got[k], ("%s, reduction %d of %d, part %d"):format(dtype, how, ranks, k)) end
+        end
+      end
+    end
+  end)
+
+  on_gpu("sums is divided, scaled and rounded as on the CPU", function()
+    for _, pair in ipairs { { "float32", "float32" }, { "float32", "float16" }, { "float32", "bfloat16" },
+      { "float16", "float32" }, { "bfloat16", "float32" }, { "float16", "float16" }, { "bfloat16", "bfloat16" },
+      { "float64", "float64" } } do
+      local from, to = unpack(pair)
+      for n = 17, 25 do
+        for skip = 0, 1 do
+          for _, factors in ipairs { { 1, 1 }, { 3, 1 }, { 1, 0.3 }, { 3, 0.3 } } do
+            local host, there = numbers(from, n, skip)
+            local out = ms.ones(n + skip, { dtype = to, device = "cuda" }):narrow(1, skip + 1, n)
+            local f = ffi.new("spec_finish", at(out), at(there), code(to), code(from), n, factors[1], factors[2])
+            assert.are.equal(0, table_of().finish(0, 0, f))
+            local wide = from == "float64" and from or "float32"
+            local want = host:to(wide)
+            if factors[1] ~= 1 then want = want / factors[1] end
+            if factors[2] ~= 1 then want = want * factors[2] end
+            same(want:to(to), out, ("%s to %s, %d from %d"):format(from, to, n, skip))
+          end
+        end
+      end
+    end
+  end)
+end)

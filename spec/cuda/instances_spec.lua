@@ -165,6 +165,51 @@ describe("on a GPU #cuda", function()
           function(_, t, w, at) return F.linear_cross_entropy(t, w, at) end)
       end
     end)
+    if dtype == "float64" then
+      case("exponentials that are subnormal, in every place of a pack, have the CPU's numbers in float64", function()
+        for _, n in ipairs { 24, 400, 4100 } do
+          local rows = n > 2000 and 2 or 40
+          -- The first of a row is its largest; exponentials of the others are below the smallest normal number.
+          local x = (ms.rand(rows, n) * -35 - 709.5):double()
+          x:narrow(2, 1, 1):fill_(0)
+          local ids = ms.randint(0, n, { rows })
+          for _, name in ipairs { "softmax", "log_softmax", "logsumexp", "logcumsumexp" } do
+            for d = 1, 2 do
+              same(dtype, { x }, function(_, t) return t[name](t, d) end)
+              same(dtype, { x }, function(_, t) return t[name](t:t(), d) end)
+            end
+          end
+          same(dtype, { x, ids }, function(_, t, at) return F.cross_entropy(t, at, { label_smoothing = 0.1 }) end)
+          same(dtype, { ms.ones(2, 1):double(), x:narrow(1, 1, 1):t():contiguous(), ids:narrow(1, 1, 2) },
+            function(_, t, w, at) return F.linear_cross_entropy(t, w, at) end)
+        end
+        local keys = (ms.rand(1, 2, 40, 9) * -10 - 236):double()
+        keys:narrow(3, 1, 1):fill_(0)
+        same(dtype, { ms.ones(1, 2, 5, 9):double(), keys, random(1, 2, 40, 9) },
+          function(_, q, k, v) return F.scaled_dot_product_attention(q, k, v) end)
+        for n = 17, 25 do
+          local signs = (ms.randint(0, 2, { n }) * 2 - 1):double()
+          same(dtype, { ms.ones(1, 1):double(), signs:unsqueeze(2) * 21.35, random(3, n) }, function(_, t, w, v)
+            return F.gelu_mlp(t, w, ms.zeros({ n }, { dtype = dtype, device = t.device }), v)
+          end)
+          for _, f in ipairs { "sigmoid", "silu", "mish", "softplus", "logsigmoid", "elu", "selu", "tanh" } do
+            same(dtype, { signs * 720 }, function(_, t) return F[f](t) end)
+          end
+        end
+        for _, kind in ipairs { "RNN", "GRU", "LSTM" } do
+          local model = nn[kind](1, 8):double()
+          local there = nn[kind](1, 8):double():to "cuda"
+          there:load_state_dict(model:state_dict())
+          for _, m in ipairs { model, there } do
+            for _, p in m:named_parameters() do p:detach():mul_(1000):clamp_(-720, 720) end
+          end
+          same(dtype, { ms.tensor({ { { 1 } }, { { -1 } } }, { dtype = dtype }), ms.ones(1, 1, 8):double(),
+            kind == "LSTM" and ms.ones(1, 1, 8):double() or nil }, function(device, t, h, c)
+            return ((device == "cpu" and model or there)(t, h, c))
+          end)
+        end
+      end)
+    end
     case("rests of packs, at odd offsets, have the CPU's numbers in " .. dtype, function()
       for n = 17, 25 do
         for odd = 1, 2 do
@@ -269,21 +314,41 @@ describe("on a GPU #cuda", function()
     same("float32", { ms.randn(3, 5000) }, function(_, x) return x:sort(2) end)
   end)
   case("an embedding's gradient adds rows of many ids", function()
+    for _, id in ipairs { "int64", "int32" } do
+      same("float32", { ms.randn(7000, 3), ms.randint(0, 7000, { 9001 }):to(id) }, function(_, w, at) return F.embedding(at, w) end)
+    end
     same("float32", { ms.randn(50, 8), ms.randint(0, 50, { 25000 }) }, function(_, w, at) return F.embedding(at, w) end)
   end)
   case("a position out of range is an error that names it, and gives zeros until the error is raised", function()
     local at = ms.tensor({ 0, 7, 1 }, { dtype = "int64" }):to "cuda"
     for _, dtype in ipairs { "float32", "float16", "bfloat16", "float64" } do
       local w = ms.randn(5, 15):to(dtype):to "cuda"
+      local many, beyond = ms.zeros({ 1100, 15 }, { dtype = dtype, device = "cuda" }), ms.full({ 1100 }, 21):to "int64":to "cuda"
       for _, read in ipairs {
         { 7, 5, function() return F.embedding(at, w) end },
         { 7, 5, function() return w:index_select(1, at) end },
         { 7, 5, function() return w:gather(1, at:unsqueeze(2)) end },
         { 21, 15, function() return F.cross_entropy(w:narrow(1, 1, 3), at + 14) end },
+        { 21, 15, function() return F.cross_entropy(many, beyond, { weight = w:select(1, 1) }) end },
+        { 21, 15, function() return F.cross_entropy(many, beyond, { reduction = "sum" }) end },
+        { 8256, 8250, function() return F.cross_entropy(many:reshape(2, 8250), beyond:narrow(1, 1, 2) + 8235) end },
         { 7, 5, function() return F.linear_cross_entropy(w:narrow(1, 1, 3), w, at) end },
       } do
         local text = (" %d is out of range, expected 0 or more and below %d"):format(read[1], read[2])
         assert.error_matches(function() read[3]():to "cpu" end, text)
+      end
+    end
+  end)
+  case("images are resampled with few and with many weights", function()
+    for _, dtype in ipairs { "float32", "float64" } do
+      local x = ms.randn(1, 2, 30, 41):to(dtype)
+      for _, mode in ipairs { "bilinear", "bicubic", "area", "nearest" } do
+        for _, size in ipairs { { 2, 3 }, { 7, 9 }, { 29, 40 }, { 64, 50 } } do
+          for _, antialias in ipairs { false, true } do
+            local options = { size = size, mode = mode, antialias = antialias and mode:find "^bi" ~= nil or nil }
+            same(dtype, { x }, function(_, t) return F.interpolate(t, options) end)
+          end
+        end
       end
     end
   end)

@@ -49,7 +49,8 @@ for _, dtype in ipairs(DTYPES) do
       end)
     end
 
-    for _, case in ipairs { { { 3, 6, 7, 5 }, 2 }, { { 2, 8, 3 }, 1 }, { { 2, 70, 2 }, 35 }, { { 1, 4, 2049 }, 2 } } do
+    for _, case in ipairs { { { 3, 6, 7, 5 }, 2 }, { { 2, 8, 3 }, 1 }, { { 2, 70, 2 }, 35 }, { { 1, 4, 2049 }, 2 },
+      { { 1, 300, 2 }, 2 } } do
       local shape, groups = unpack(case)
       on_gpu(("group_norm of %s in %d groups"):format(table.concat(shape, " x "), groups), function()
         for skip = 0, 1 do

@@ -32,14 +32,15 @@ local function train(device, name, options, dtype, n, odd, norm)
     return odd and x:narrow(1, 2, n) or x:narrow(1, 1, n):clone()
   end
   local p = place(ms.randn(n + 1):to(dtype)):detach():requires_grad_(true)
-  local optimizer = ms.optim[name]({ p }, options)
+  local other = ms.randn(3):to(dtype):to(device):detach():requires_grad_(true)
+  local optimizer = ms.optim[name](norm == 3 and { p } or { other, p }, options)
   local scaler = norm == "skip" and ms.amp.ShardedGradScaler { init_scale = 2 }
   for step = 1, 3 do
     -- No subnormal gradients: the CPU takes them for 0, so their sign would be 0 there (Lion, Rprop).
     local g = ms.randn(n + 1):to(dtype)
     g = g:masked_fill(g:abs():lt(2 ^ -12), 0.5)
     if scaler and step == 2 then g[3] = math.huge end
-    p.grad = place(g)
+    p.grad, other.grad = place(g), g:narrow(1, 1, 3):clone():to(device)
     if scaler then
       scaler:scale(ms.ones(1, { device = device }))
       scaler:step(optimizer)

@@ -4,6 +4,15 @@ local ffi = require "ffi"
 local process = require "spec.support.process"
 
 ffi.cdef [[
+typedef struct { void *dst; const void *src; int dst_dtype, src_dtype; int64_t n; double divisor, scale; } spec_finish;
+typedef struct { void *dst; const void *src; int64_t numel; int dst_dtype, src_dtype; } spec_copy;
+typedef struct {
+  int dtype, reduction, n_ranks, n_dst, n_parts;
+  double scale;
+  const int64_t *numel, *zeros;
+  const char *const *src;
+  char *const *dst;
+} spec_reduction;
 typedef struct {
   int version, separate;
   void *start, *describe, *alloc, *free, *mark;
@@ -17,8 +26,13 @@ typedef struct {
   void (*drop)(void *event);
   void *share, *open, *close, *copy_tensor, *fill_tensor, *families, *optim, *scale, *norms, *clip, *unscale, *adapt;
   void *choose, *adapt_by;
-  void *event_new, *event_open, *event_record, *copy_lines, *reduce, *copy_all, *pin;
+  void *event_new, *event_open, *event_record, *copy_lines;
+  int (*reduce)(int index, int stream, const spec_reduction *r);
+  int (*copy_all)(int index, int stream, int n, const spec_copy *list);
+  void *pin;
   int (*pause)(int index, int stream, double seconds);
+  void *native_stream;
+  int (*finish)(int index, int stream, const spec_finish *f);
 } spec_cuda_table;
 extern const spec_cuda_table ms_cuda_table_v1;
 ]]

@@ -85,15 +85,17 @@ template <class T> static __device__ inline T rounded(int dtype, T v)
     if (dtype == MS_F16) return (T)ms_f16_to_float(ms_float_to_f16((float)v));
     return dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)v)) : v;
 }
-template <class T> static __device__ inline T with_gelu(const product &p, int64_t at, T v)
+template <class T> static __device__ inline T with_gelu(const product &p, int c_type, int64_t at, T v)
 {
-    v = rounded(p.c_type, v);
-    if (p.epilogue == PRODUCT_GELU_GRADIENT) return gelu_gradient(v, load<T>(p.c_type, p.aux, at));
-    store<T>(p.c_type, p.aux, at, v);
+    v = rounded(c_type, v);
+    if (p.epilogue == PRODUCT_GELU_GRADIENT) return gelu_gradient(v, load<T>(c_type, p.aux, at));
+    store<T>(c_type, p.aux, at, v);
     return gelu_of(v);
 }
 template <class T, bool GELU> __global__ void product_kernel(product p, int64_t tiles_m, int64_t tiles_n)
 {
+    constexpr bool F64 = std::is_same_v<T, double>;
+    const int a_type = F64 ? MS_F64 : p.a_type, b_type = F64 ? MS_F64 : p.b_type, c_type = F64 ? MS_F64 : p.c_type;
     __shared__ T ta[DEEP][TILE_M + 1], tb[DEEP][TILE_N + 1];
     int64_t block = blockIdx.x, rest = block / (tiles_m * tiles_n), at_a = 0, at_b = 0, at_c = 0;
     int64_t m0 = block / tiles_n % tiles_m * TILE_M, n0 = block % tiles_n * TILE_N;
@@ -111,12 +113,12 @@ template <class T, bool GELU> __global__ void product_kernel(product p, int64_t 
         for (int e = t; e < DEEP * TILE_M; e += BLOCK) {  // neighbouring threads read along the contiguous dimension
             int i = p.a_cs == 1 ? e / DEEP : e % TILE_M, j = p.a_cs == 1 ? e % DEEP : e / TILE_M;
             ta[j][i] =
-                m0 + i < p.m && k0 + j < p.k ? load<T>(p.a_type, p.a, at_a + (m0 + i) * p.a_rs + (k0 + j) * p.a_cs) : 0;
+                m0 + i < p.m && k0 + j < p.k ? load<T>(a_type, p.a, at_a + (m0 + i) * p.a_rs + (k0 + j) * p.a_cs) : 0;
         }
         for (int e = t; e < DEEP * TILE_N; e += BLOCK) {
             int i = p.b_cs == 1 ? e % TILE_N : e / DEEP, j = p.b_cs == 1 ? e / TILE_N : e % DEEP;
             tb[j][i] =
-                n0 + i < p.n && k0 + j < p.k ? load<T>(p.b_type, p.b, at_b + (k0 + j) * p.b_rs + (n0 + i) * p.b_cs) : 0;
+                n0 + i < p.n && k0 + j < p.k ? load<T>(b_type, p.b, at_b + (k0 + j) * p.b_rs + (n0 + i) * p.b_cs) : 0;
         }
         __syncthreads();
         int deep = p.k - k0 < DEEP ? (int)(p.k - k0) : DEEP;
@@ -134,11 +136,11 @@ template <class T, bool GELU> __global__ void product_kernel(product p, int64_t 
             int64_t i = m0 + tm * 4 + x, j = n0 + tn + 16 * y;
             if (i >= p.m || j >= p.n) continue;
             T v = sum[x][y] * (T)p.alpha;
-            if (p.bias) v += load<T>(p.c_type, p.bias, j);
+            if (p.bias) v += load<T>(c_type, p.bias, j);
             int64_t at = at_c + i * p.c_rs + j * p.c_cs;
-            if (p.add) v += load<T>(p.c_type, p.c, at);
-            if constexpr (GELU) v = with_gelu(p, at, v);
-            store<T>(p.c_type, p.c, at, v);
+            if (p.add) v += load<T>(c_type, p.c, at);
+            if constexpr (GELU) v = with_gelu(p, c_type, at, v);
+            store<T>(c_type, p.c, at, v);
         }
 }
 

@@ -85,6 +85,13 @@ static __device__ inline void join_stats(const bn_sizes &z, const double *parts,
     *var = warp_sum(spread) / count;
 }
 
+// Stores a statistic of a channel, or its gradient.
+static __device__ inline void store_stat(const bn_sizes &z, void *out, int64_t c, double v)
+{
+    if (z.stats == MS_F64) ((double *)out)[c] = v;
+    else ((float *)out)[c] = (float)v;
+}
+
 // The factors of a channel: y or dx = of_g * g + of_x * (x - mean) + alone. CENTRE: the mean. Factor f of channel c is
 // factors[f * C + c], where C is the number of channels.
 enum { OF_G, OF_X, ALONE, CENTRE, FACTORS };
@@ -106,8 +113,8 @@ __global__ void bn_scale_kernel(bn_sizes z, bn_sizes groups, const double *parts
     double mean = at_channel(t.mean, k, 0), var = at_channel(t.var, k, 1);
     if (parts) join_stats(groups, parts + 2 * k * groups.segments, &mean, &var);
     if (threadIdx.x % 32 == 0 && parts) {
-        store<double>(z.stats, o.mean, k, mean);
-        store<double>(z.stats, o.var, k, var);
+        store_stat(z, o.mean, k, mean);
+        store_stat(z, o.var, k, var);
     }
     if (parts && z.stats == MS_F32) mean = (double)(float)mean, var = (double)(float)var;  // as backward will read them
     for (int64_t c = k * z.share + threadIdx.x % 32; c < (k + 1) * z.share; c += 32) {
@@ -204,10 +211,10 @@ __global__ void bn_finish_kernel(bn_sizes z, const double *parts, bn_channels t,
         if (threadIdx.x % 32 != 0) continue;
         s.w = at_channel(t.w, c, 1);
         ms_bn_channel q = ms_bn_finish(&s);
-        if (t.dw) store<double>(z.stats, t.dw, c, q.dw);
-        if (t.db) store<double>(z.stats, t.db, c, q.db);
-        if (t.dmean) store<double>(z.stats, t.dmean, c, q.dmean);
-        if (t.dvar) store<double>(z.stats, t.dvar, c, q.dvar);
+        if (t.dw) store_stat(z, t.dw, c, q.dw);
+        if (t.db) store_stat(z, t.db, c, q.db);
+        if (t.dmean) store_stat(z, t.dmean, c, q.dmean);
+        if (t.dvar) store_stat(z, t.dvar, c, q.dvar);
         factors[OF_G * z.c + c] = q.of_g;
         factors[OF_X * z.c + c] = q.of_x;
         factors[ALONE * z.c + c] = q.alone;

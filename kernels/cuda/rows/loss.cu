@@ -149,6 +149,8 @@ struct target {
     int dtype;
     void *data;
 };
+// The dtype of logits, weights and result where losses are computed as T.
+template <class T> static __device__ inline int known(int dtype) { return std::is_same_v<T, double> ? MS_F64 : dtype; }
 // totals[0]: the sum of the losses (0 if losses is NULL). totals[1]: the sum of the weights of the rows that are not
 // ignored. out, if it has data: the loss of all rows. Added in a fixed order. A single block stores these results; of
 // several blocks, each stores the two sums of its rows from parts[2 * block] on.
@@ -162,7 +164,7 @@ __global__ void cross_total_kernel(cross q, const T *losses, double *totals, dou
     for (int64_t row = first + threadIdx.x; row < last; row += BLOCK) {
         int64_t t = target_of(q, row);
         if (losses) sum += losses[row];
-        if (t >= 0) weight += q.w ? load<double>(q.x_type, q.w, t) : 1;
+        if (t >= 0) weight += q.w ? (double)load<T>(known<T>(q.x_type), q.w, t) : 1;
     }
     sum = block_sum(sum, shared);
     weight = block_sum(weight, shared);
@@ -172,7 +174,7 @@ __global__ void cross_total_kernel(cross q, const T *losses, double *totals, dou
         return;
     }
     totals[0] = sum, totals[1] = weight;
-    if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
+    if (out.data) store<T>(known<T>(out.dtype), out.data, 0, (T)(mean ? sum / weight : sum));
 }
 // Adds up the sums that several blocks of cross_total_kernel have stored, and stores the results. Runs as one block.
 __global__ void cross_join_kernel(int n, const double *parts, double *totals, bool mean, target out)
@@ -191,7 +193,7 @@ __global__ void cross_join_kernel(int n, const double *parts, double *totals, bo
 template <class T> __global__ void cross_finish_kernel(int64_t rows, const T *losses, target out)
 {
     int64_t k = GLOBAL_INDEX;
-    if (k < rows) store<T>(out.dtype, out.data, k, losses[k]);
+    if (k < rows) store<T>(known<T>(out.dtype), out.data, k, losses[k]);
 }
 // scale: the gradient of the row's loss; lse: its logsumexp; more: the gradient of lse.
 template <class T> struct row_factors {
@@ -371,6 +373,7 @@ static ms_status cross_backward(const ms_call *c, const cross &q, int index, con
 // Stores the divisor of a mean, the sum of the weights of the rows that are not ignored, as the second total in room.
 static ms_status cross_weight(ms_call *c, const cross &q, int index, ms_block *room)
 {
+    if (q.x_type == MS_F64) return add_totals<double>(c, q, index, room, NULL, {});
     return add_totals<float>(c, q, index, room, NULL, {});
 }
 static ms_status run_cross_entropy(ms_call *c)

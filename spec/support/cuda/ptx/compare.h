@@ -37,6 +37,7 @@ class comparison
         { "roots_", "kernelId", "", CALLS },
         { "scan_", "Id", " logcumsumexp", ADDS },
         { "norm_kernelILb", "", "", CALLS },  // norms of any power
+        { "clip_kernel", "", "", CALLS },
         { "fold_result", "kernelId", " logsumexp norm ", ADDS },
         { "softmax", "kernelId", "", ADDS },
         { "cross_", "kernelId", "", ADDS },
