@@ -252,9 +252,9 @@ say("%s of %.1f M parameters; %d rank%s, %s", model.family.architecture, numbers
 if adapters then say("adapters of rank %d: %d of %d parameters are trained", config.lora, adapters:count()) end
 say("%d examples: %s; %s to validate; %d steps of %d", #examples, tostring(rows), held and #held
   or "none (fewer than 20, and no --validation)", steps, config.batch)
-if rows.cut > 0 then
-  say("%d examples are longer than --length %d, and lose their end%s", rows.cut, config.length, rows.lost > 0
-    and ("; %d of them all of their completion: nothing is learned of these"):format(rows.lost) or "")
+if rows.cut > 0 then say("%d examples are longer than --length %d, and lose their end", rows.cut, config.length) end
+if rows.lost > 0 then
+  say("%d examples teach nothing: no completion or message of the assistant in --length %d", rows.lost, config.length)
 end
 if not tokenizer.eos_id then say "the tokenizer has no token that ends texts, so the model does not learn to end them" end
 say("run: %s%s", run.path, resumed and (", from step %d"):format(first) or "")

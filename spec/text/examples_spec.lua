@@ -200,6 +200,12 @@ describe("ms.text.pack", function()
     assert.are.same({ 1, 1, 1 }, { rows.cut, rows.lost, rows.count })
   end)
 
+  it("leaves out, and counts, examples that teach nothing", function()
+    local rows = ms.text.pack({ { ids = { 1, 2, 3 }, learned = { false, false, false } },
+      { ids = { 4, 5 }, learned = { false, true } } }, { length = 8 })
+    assert.are.same({ 0, 1, 1, 1 }, { rows.cut, rows.lost, rows.learned, rows.count })
+  end)
+
   it("refuses rows that learn nothing", function()
     for _, case in ipairs {
       { '{"prompt": "question answer user assistant", "completion": "x"}', "of 1 example: rows of 2 tokens end before it; it needs %d+ or more$" },

@@ -22,7 +22,7 @@ local ORDER = 15                        -- a stream of random numbers, for ms_sh
 ---@field tokens integer  tokens of all examples
 ---@field learned integer  tokens whose loss counts, of all rows
 ---@field cut integer  examples that were longer than a row, and lost their end
----@field lost integer  those of them that lost all that they teach
+---@field lost integer  examples of which nothing is learned: they teach nothing, or lost all of it with their end
 local TextRows = { __name = "TextRows" }
 TextRows.__index = TextRows
 
@@ -93,13 +93,12 @@ function M.pack(examples, given)
     local ok = opts.is_plain(example) and opts.is_plain(example.ids) and opts.is_plain(example.learned)
     opts.need(ok, example, "a table { ids, learned }", "%s: example %d", WHO, k)
     self.tokens = self.tokens + #example.ids
-    if pieces_of(example, o.length, list, o.separate) then
-      self.cut = self.cut + 1
-      if learned_in(list[#list]) == 0 then
-        self.lost = self.lost + 1
-        -- A row of it would only take a step's place. Rows of their own are numbered, so they stay.
-        if not o.separate then list[#list] = nil end
-      end
+    local before = #list
+    if pieces_of(example, o.length, list, o.separate) then self.cut = self.cut + 1 end
+    if #list == before + 1 and learned_in(list[#list]) == 0 then
+      self.lost = self.lost + 1
+      -- A row of it would only take a step's place. Rows of their own are numbered, so they stay.
+      if not o.separate then list[#list] = nil end
     end
   end
   if o.separate then
@@ -111,13 +110,13 @@ function M.pack(examples, given)
   self.count = #self._rows
   for _, row in ipairs(self._rows) do self.learned = self.learned + row.learned end
   if self.learned == 0 then
-    if self.lost == 0 then
-      errors.raise("%s: nothing is learned of %s: no completion, and no message of the assistant, has a token", WHO,
-        errors.count(#examples, "example"))
-    end
     local least = math.huge
     for _, example in ipairs(examples) do
       for t = #example.ids, 2, -1 do least = example.learned[t] and min(least, t - 1) or least end
+    end
+    if least == math.huge then
+      errors.raise("%s: nothing is learned of %s: no completion, and no message of the assistant, has a token", WHO,
+        errors.count(#examples, "example"))
     end
     errors.raise("%s: nothing is learned of %s: rows of %d tokens end before it; it needs %d or more", WHO,
       errors.count(#examples, "example"), o.length, least)
