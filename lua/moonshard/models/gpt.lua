@@ -12,7 +12,6 @@ local masks = require "moonshard.hf.masks"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
-local token_loss = require "moonshard.hf.token_loss"
 local is_tensor = require("moonshard.tensor").is_tensor
 local where = require("moonshard.tensor.ops").where
 
@@ -92,7 +91,7 @@ end
 local Head = nn.Linear:extend("GPTHead")
 
 function Head:forward(x, targets)
-  if targets then return token_loss(x, self.weight, targets) end
+  if targets then return nn.F.linear_cross_entropy(x, self.weight, targets) end
   return nn.F.linear(x, self.weight)
 end
 

@@ -8,7 +8,6 @@ local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
-local token_loss = require "moonshard.hf.token_loss"
 
 ---@class LlamaAttention: Module
 local Attention = nn.Module:extend "LlamaAttention"
@@ -121,7 +120,7 @@ end
 function Llama:forward(ids, targets)
   if ids.ndim ~= 2 then errors.raise("Llama: ids have shape %s, expected [B, T]", tostring(ids.shape)) end
   local x = self.model(ids)
-  if targets then return token_loss(x, self.lm_head.weight, targets) end
+  if targets then return nn.F.linear_cross_entropy(x, self.lm_head.weight, targets) end
   return self.lm_head(x)
 end
 
