@@ -1,12 +1,13 @@
 -- SPDX-License-Identifier: MIT
 --- ms.cuda's streams, events, graphs and figures of memory: PyTorch's names for what the engine does by itself.
 local ms = require "moonshard"
+local collected = require "spec.support.collected"
 local message = require "spec.support.message"
 local cuda, nn = ms.cuda, ms.nn
 
 describe("ms.cuda #cuda", function()
   it("counts the bytes of tensors, their peak, and what is reserved", function()
-    collectgarbage()
+    collected()
     cuda.reset_peak_memory_stats()
     local before = cuda.memory_allocated()
     local t = ms.ones(1000, 1000, { device = "cuda" })
