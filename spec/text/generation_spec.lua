@@ -152,6 +152,13 @@ describe("generate", function()
     end
   end)
 
+  it("forbids the last one of bad_words_ids also where the others are the whole text", function()
+    for words, want in pairs { [{ { 3, 4 } }] = 5, [{ { 0, 3, 4 } }] = 4, [{ { 3, 3, 4 }, { 4 } }] = 5 } do
+      local _, new = generate(Next(), { { 3 } }, { bad_words_ids = words, max_new_tokens = 1 })
+      assert.are.same({ { want } }, new)
+    end
+  end)
+
   it("draws by the seed alone, with the model's probabilities", function()
     local model = Next()
     local o = { max_new_tokens = 2000, temperature = 1, seed = 5 }
@@ -415,6 +422,9 @@ describe("scores that are not finite", function()
     local ok, message = pcall(generate, Next(), { { 0 } }, { temperature = 1e-300 })
     assert.is_false(ok)
     assert.matches("generate: temperature 1e%-300 is too small", message)
+    ok, message = pcall(generate, Next(), { { 0 }, { 1 } }, { suppress_tokens = { 0, 1, 2, 3, 4, 5, 6, 7 } })
+    assert.is_false(ok)
+    assert.matches("generate: no token of row 1 is allowed", message, 1, true)
   end)
 end)
 

@@ -165,9 +165,9 @@ local function completing(tokens, o)
   local list = {}
   for _, word in ipairs(o.bad_words_ids or {}) do
     local n = #word
-    local j = n <= #tokens and 1 or n
+    local j = 1
     while j < n and word[j] == tokens[#tokens - n + 1 + j] do j = j + 1 end
-    if j == n and (n == 1 or n <= #tokens) and not (n == 1 and o.eos[word[1]]) then list[#list + 1] = word[n] end
+    if j == n and not (n == 1 and o.eos[word[1]]) then list[#list + 1] = word[n] end
   end
   return list
 end
@@ -200,7 +200,10 @@ end
 function M.likeliest(scores, who)
   local chosen, bits, V = scores:argmax(2):tolist(), ffi.cast("int32_t *", scores:data_ptr()), scores:size(2)
   for r, id in ipairs(chosen) do
-    if bit.band(bits[(r - 1) * V + id], INFINITY) == INFINITY then
+    local b = bits[(r - 1) * V + id]
+    if b == bit.bor(INFINITY, bit.lshift(1, 31)) then
+      errors.raise("%s: no token of row %d is allowed: its logits are all -inf, by the options that forbid tokens", who, r)
+    elseif bit.band(b, INFINITY) == INFINITY then
       errors.raise("%s: the logits of row %d are not finite", who, r)
     end
   end
