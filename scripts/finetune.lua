@@ -55,6 +55,7 @@ local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local chats = require "moonshard.text.chat"
 local checkpoints = require "moonshard.run.checkpoint"
 local cjson = require "cjson"
+local counted = require("moonshard.core.errors").count
 local lfs = require "lfs"
 local preferences = require "moonshard.hf.preferences"
 local progress = require "moonshard.run.progress"
@@ -185,8 +186,8 @@ local function check_ids(option, list)
     for _, e in ipairs(config.dpo and { example.chosen, example.rejected } or { example }) do
       for _, id in ipairs(e.ids) do
         if id >= vocabulary then
-          stop("--%s: example %d has token %d ('%s') of the tokenizer, but the model of --model has only %d tokens",
-            option, k, id, tokenizer:token(id), vocabulary)
+          stop("--%s: %s %d has token %d ('%s') of the tokenizer, but the model of --model has only %d tokens",
+            option, example.line and "line" or "example", example.line or k, id, tokenizer:token(id), vocabulary)
         end
       end
     end
@@ -250,11 +251,18 @@ local function say(...) run:say(...) end
 say("%s of %.1f M parameters; %d rank%s, %s", model.family.architecture, numbers / 1e6, world, world == 1 and "" or "s",
   config.dtype)
 if adapters then say("adapters of rank %d: %d of %d parameters are trained", config.lora, adapters:count()) end
-say("%d examples: %s; %s to validate; %d steps of %d", #examples, tostring(rows), held and #held
-  or "none (fewer than 20, and no --validation)", steps, config.batch)
-if rows.cut > 0 then say("%d examples are longer than --length %d, and lose their end", rows.cut, config.length) end
-if rows.lost > 0 then
-  say("%d examples teach nothing: no completion or message of the assistant in --length %d", rows.lost, config.length)
+say("%s: %s; %s to validate; %s of %d", counted(#examples, "example"), tostring(rows), held and #held
+  or "none (fewer than 20, and no --validation)", counted(steps, "step"), config.batch)
+if rows.cut > 0 then
+  say("%s longer than --length %d, and lose%s end", rows.cut == 1 and "1 example is" or rows.cut .. " examples are",
+    config.length, rows.cut == 1 and "s its" or " their")
+end
+if #rows.lost > 0 then
+  local one, lines = #rows.lost == 1, {}
+  for k = 1, math.min(5, #rows.lost) do lines[k] = examples[rows.lost[k]].line end
+  say("%s nothing: no completion or message of the assistant in --length %d (line%s %s%s of --data)",
+    one and "1 example teaches" or #rows.lost .. " examples teach", config.length, one and "" or "s",
+    table.concat(lines, ", "), #rows.lost > #lines and ", …" or "")
 end
 if not tokenizer.eos_id then say "the tokenizer has no token that ends texts, so the model does not learn to end them" end
 say("run: %s%s", run.path, resumed and (", from step %d"):format(first) or "")

@@ -224,6 +224,22 @@ describe("scripts/finetune.lua", function()
     assert.is_near(found[#found], values("after_bf16", "val_loss")[1], 0.05)
   end)
 
+  it("counts and names the lines of examples that teach nothing", function()
+    local long = ('{"prompt": "%s", "completion": " twice"}'):format(("Number "):rep(60))
+    local lines = { "", long, '{"prompt": "Number 1:", "completion": " twice is 2"}' }
+    local function said()
+      process.write(folder .. "/lost.jsonl", table.concat(lines, "\n"))
+      local job = tune(0, "lost" .. #lines, { data = folder .. "/lost.jsonl", quiet = false, sample = 0 })
+      ok(job)
+      return job.stdout
+    end
+    local text = said()
+    assert.matches("1 example is longer than %-%-length 48, and loses its end\n", text)
+    assert.matches("1 example teaches nothing: [^\n]* in %-%-length 48 %(line 2 of %-%-data%)\n", text)
+    for k = 4, 9 do lines[k] = long end
+    assert.matches("7 examples teach nothing: [^\n]* %(lines 2, 4, 5, 6, 7, … of %-%-data%)\n", said())
+  end)
+
   it("learns preferences, beginning at ln 2", function()
     ok(tune(2, "dpo", { dpo = true, data = folder .. "/dpo.jsonl" }))
     local found, right = values("dpo", "val_loss"), values("dpo", "val_accuracy")
@@ -244,7 +260,7 @@ describe("scripts/finetune.lua", function()
     ["texts for preferences"] = { { dpo = true }, "^finetune: %-%-data has no pairs of 'chosen' and 'rejected'" },
     ["rows without a learned token"] = { { length = 2 }, "^finetune: %-%-data: pack: nothing is learned of 38 examples: rows of 2 tokens" },
     ["a model with fewer tokens than its tokenizer"] = { function() return { model = folder .. "/few" } end,
-      "^finetune: %-%-data: example 1 has token %d+ %('[^']*'%) of the tokenizer, but the model of %-%-model has only 20 tokens" },
+      "^finetune: %-%-data: line 1 has token %d+ %('[^']*'%) of the tokenizer, but the model of %-%-model has only 20 tokens" },
     ["an option without effect"] = { { beta = 0.2 }, "%-%-beta has no effect without %-%-dpo" },
     ["a batch smaller than its parts"] = { { accumulate = 3 }, "%-%-batch is 2, expected at least 1 %(ranks%) %* 3" },
     ["messages without a format"] = { function() return { data = folder .. "/chat.jsonl" } end, "have no chat template; pass %-%-chat with one of 'chatml', 'gemma'" },

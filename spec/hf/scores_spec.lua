@@ -85,10 +85,10 @@ describe("ms.hf.score", function()
   end)
 
   for label, row in ms.sorted_pairs {
-    ["one choice"] = { '{"prompt": "a", "choices": ["b"], "answer": 0}', "object 1 is" },
+    ["one choice"] = { '{"prompt": "a", "choices": ["b"], "answer": 0}', "line 1 is" },
     ["an answer that is no choice"] = { '{"prompt": "a", "choices": ["b", "c"], "answer": 2}', "'answer' is a number (2), expected the number of a choice" },
-    ["an empty choice"] = { '{"prompt": "a", "choices": ["b", ""], "answer": 0}', "object 1: choice 2 is empty" },
-    ["equal choices"] = { '{"prompt": "a", "choices": ["b", "c", "b"], "answer": 0}', "object 1: choices 1 and 3 are equal" },
+    ["an empty choice"] = { '{"prompt": "a", "choices": ["b", ""], "answer": 0}', "line 1: choice 2 is empty" },
+    ["equal choices"] = { '{"prompt": "a", "choices": ["b", "c", "b"], "answer": 0}', "line 1: choices 1 and 3 are equal" },
     ["a choice after nothing"] = { '{"prompt": "", "choices": ["b", "c"], "answer": 0}', "nothing is before the first token of choice 1" },
     ["a completion that is too long"] = { '{"prompt": "aaaaaaaaaaaa", "completion": "b"}\n{"text": "ab"}', "1 examples are longer than option 'length', 8" },
     ["preferences"] = { '{"prompt": "a", "chosen": "b", "rejected": "c"}', "has preferences" },

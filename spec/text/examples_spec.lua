@@ -87,22 +87,24 @@ describe("ms.text.examples", function()
   end)
 
   for label, row in ms.sorted_pairs {
-    ["an object without text"] = { '{"a": 1}', "object 1 has none of 'text', 'messages'" },
-    ["a text that is none"] = { '{"text": 1}', "object 1: 'text' is a number (1), expected a string" },
-    ["a null"] = { '{"prompt": null, "completion": "x"}', "object 1: 'prompt' is null, expected a string" },
+    ["an object after empty lines"] = { '\n{"text": "a"}\n\n{"a": 1}', "line 4 has none of 'text', 'messages'" },
+    ["no JSON"] = { '\n{"text": "a}', "line 2: " },
+    ["an object without text"] = { '{"a": 1}', "line 1 has none of 'text', 'messages'" },
+    ["a text that is none"] = { '{"text": 1}', "line 1: 'text' is a number (1), expected a string" },
+    ["a null"] = { '{"prompt": null, "completion": "x"}', "line 1: 'prompt' is null, expected a string" },
     ["a text and a completion"] = { '{"text": "a", "prompt": "b", "completion": "c"}',
-      "object 1 has both 'text' and 'completion'" },
-    ["a text and a prompt"] = { '{"text": "a", "prompt": "b"}', "object 1 has both 'text' and 'prompt'" },
+      "line 1 has both 'text' and 'completion'" },
+    ["a text and a prompt"] = { '{"text": "a", "prompt": "b"}', "line 1 has both 'text' and 'prompt'" },
     ["messages and a pair"] = { '{"messages": [], "prompt": "a", "chosen": "b", "rejected": "c"}',
-      "object 1 has both 'messages' and 'chosen'" },
+      "line 1 has both 'messages' and 'chosen'" },
     ["a list and a string"] = { '{"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"}',
-      "object 1: 'chosen' is a table, and 'rejected' is a string ('c'), expected two" },
-    ["a completion without prompt"] = { '{"completion": "x"}', "object 1: 'prompt' is nil, expected a string" },
-    ["a list"] = { '[{"text": "a"}]', "object 1 is a list, expected an object in each line" },
+      "line 1: 'chosen' is a table, and 'rejected' is a string ('c'), expected two" },
+    ["a completion without prompt"] = { '{"completion": "x"}', "line 1: 'prompt' is nil, expected a string" },
+    ["a list"] = { '[{"text": "a"}]', "line 1 is a list, expected an object in each line" },
     ["a list over several lines"] = { '[\n{"text": "a"}\n]', "; expected one JSON value in each line" },
-    ["a number"] = { "1", "object 1 is a number (1), expected an object" },
+    ["a number"] = { "1", "line 1 is a number (1), expected an object" },
     ["no object"] = { "\n", "has no object" },
-    ["pairs beside texts"] = { '{"text": "a"}\n{"prompt": "a", "chosen": "b", "rejected": "c"}', "object 2 is a preference, the first one is not" },
+    ["pairs beside texts"] = { '{"text": "a"}\n{"prompt": "a", "chosen": "b", "rejected": "c"}', "line 2 is a preference, the first one is not" },
     ["a format whose end the tokenizer lacks"] = { '{"messages": [{"role": "user", "content": "x"}]}', "the format ends answers with '<|im_end|>'", "chatml" },
     ["messages without a format"] = { '{"messages": [{"role": "user", "content": "x"}]}', "the tokenizer's files have no chat template" },
   } do
@@ -197,13 +199,13 @@ describe("ms.text.pack", function()
   it("leaves examples out that lose all that they teach", function()
     local list = examples '{"prompt": "question answer user assistant answer", "completion": "x"}\n{"prompt": "a", "completion": "b"}'
     local rows = ms.text.pack(list, { length = 4 })
-    assert.are.same({ 1, 1, 1 }, { rows.cut, rows.lost, rows.count })
+    assert.are.same({ 1, 1, 1 }, { rows.cut, #rows.lost, rows.count })
   end)
 
   it("leaves out, and counts, examples that teach nothing", function()
     local rows = ms.text.pack({ { ids = { 1, 2, 3 }, learned = { false, false, false } },
       { ids = { 4, 5 }, learned = { false, true } } }, { length = 8 })
-    assert.are.same({ 0, 1, 1, 1 }, { rows.cut, rows.lost, rows.learned, rows.count })
+    assert.are.same({ 0, 1, 1, 1 }, { rows.cut, #rows.lost, rows.learned, rows.count })
   end)
 
   it("refuses rows that learn nothing", function()

@@ -329,19 +329,23 @@ function M.read_lines(path) return lines_of(path, "read_lines") end
 ---   true); false: they are rounded
 ---@return any[]  JSON's null is cjson.null
 function M.read_json_lines(path, given)
-  local o = opts("read_json_lines", given, { exact = true })
-  local list = {}
-  for k, line in ipairs(lines_of(path, "read_json_lines")) do
+  return (M._json_lines(path, "read_json_lines", opts("read_json_lines", given, { exact = true }).exact))
+end
+
+-- The values, and the number of each one's line. who: the function that errors name.
+function M._json_lines(path, who, exact)
+  local list, numbers = {}, {}
+  for k, line in ipairs(lines_of(path, who)) do
     if line:find "%S" then
-      local ok, value = pcall(json.decode, line, o.exact)
+      local ok, value = pcall(json.decode, line, exact)
       if not ok then
-        errors.raise("read_json_lines: '%s', line %d: %s%s", path, k, value, value:find "is not exact"
+        errors.raise("%s: '%s', line %d: %s%s", who, path, k, value, value:find "is not exact"
           and "; { exact = false } rounds it" or line:find "^%s*[%[{]%s*$" and "; expected one JSON value in each line" or "")
       end
-      list[#list + 1] = value
+      list[#list + 1], numbers[#numbers + 1] = value, k
     end
   end
-  return list
+  return list, numbers
 end
 
 -- ---- WAV -------------------------------------------------------------------------------------------------

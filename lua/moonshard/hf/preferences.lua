@@ -28,8 +28,12 @@ function M.new(examples, given)
   for name, value in pairs(given) do o[name] = value end
   for k, pair in ipairs(examples) do chosen[k], rejected[k] = pair.chosen, pair.rejected end
   local self = setmetatable({ chosen = pack(chosen, o), rejected = pack(rejected, o), _reference = {} }, TextPairs)
-  self.count, self.cut, self.lost = self.chosen.count, self.chosen.cut + self.rejected.cut,
-    self.chosen.lost + self.rejected.lost
+  self.count, self.cut, self.lost = self.chosen.count, self.chosen.cut + self.rejected.cut, {}
+  local lost = {}
+  for _, rows in ipairs { self.chosen, self.rejected } do
+    for _, k in ipairs(rows.lost) do lost[k] = true end
+  end
+  for k = 1, #examples do self.lost[#self.lost + 1] = lost[k] and k or nil end
   -- The rows of a pair have the same number, so the two orders are the same.
   for k, row in ipairs(self.chosen._rows) do row.number, row.other = k, self.rejected._rows[k] end
   return self

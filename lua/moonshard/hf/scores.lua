@@ -69,10 +69,10 @@ local function answer_of(object, where)
   return answer + 1
 end
 
-local function choices(model, objects, tokenizer, o, world, path)
+local function choices(model, objects, lines, tokenizer, o, world, path)
   local list, questions = {}, {}
   for k, object in ipairs(objects) do
-    local where = ("hf.score: '%s', object %d"):format(path, k)
+    local where = ("hf.score: '%s', line %d"):format(path, lines[k])
     opts.need(type(object) == "table" and opts.is_plain(object.choices) and #object.choices > 1, object,
       "an object with two 'choices' or more", "%s", where)
     opts.expect(object.prompt, opts.string, "%s: 'prompt'", where)
@@ -146,9 +146,9 @@ function M.score(model, tokenizer, path, given)
   end
   local world = dist.world_size()
   if path:find "%.jsonl?$" then
-    local objects = tables.read_json_lines(path, { exact = false })
+    local objects, lines = tables._json_lines(path, who, false)
     if type(objects[1]) == "table" and objects[1].choices then
-      return choices(model, objects, tokenizer, o, world, path)
+      return choices(model, objects, lines, tokenizer, o, world, path)
     end
   end
   local list = examples.read(path, tokenizer, { chat = o.chat })

@@ -105,11 +105,12 @@ end
 --- tokens are learned; { prompt, completion }, strings or messages, of which the completion is learned; { messages },
 --- of which the assistant's are learned; or { prompt, chosen, rejected }, for a loss on preferences. Any other file is one
 --- text. Texts end with the tokenizer's eos_id; messages are tokens as TextTokenizer:apply_chat_template makes them.
---- Errors: an object without these keys; the message says which one.
+--- Errors: an object without these keys; the message says which line.
 ---@param path string  of the file
 ---@param tokenizer TextTokenizer  makes the tokens
 ---@param given? { chat: string|table }  chat: the format of messages (default: what the tokenizer's files say)
----@return { ids: integer[], learned: boolean[] }[]  of preferences: { chosen, rejected }, each such a table
+---@return { ids: integer[], learned: boolean[], line: integer }[]  of preferences: { chosen, rejected, line }, the first
+---   two such tables; line: number of the line in a file of JSON lines
 function M.read(path, tokenizer, given)
   opts.expect(path, opts.string, "%s: the path", WHO)
   opts.need(getmetatable(tokenizer) == TextTokenizer, tokenizer, "a tokenizer", "%s: argument 2", WHO)
@@ -127,11 +128,13 @@ function M.read(path, tokenizer, given)
     return format
   end
   local list = {}
-  for k, object in ipairs(tables.read_json_lines(path, { exact = false })) do
-    local where = ("%s: '%s', object %d"):format(WHO, path, k)
+  local objects, lines = tables._json_lines(path, WHO, false)
+  for k, object in ipairs(objects) do
+    local where = ("%s: '%s', line %d"):format(WHO, path, lines[k])
     opts.need(type(object) == "table", object, "an object", "%s", where)
     if #object > 0 then errors.raise("%s is a list, expected an object in each line", where) end
     list[k] = of_object(tokenizer, object, format_of, where)
+    list[k].line = lines[k]
     if (list[k].chosen ~= nil) ~= (list[1].chosen ~= nil) then
       errors.raise("%s is %s, the first one is not", where, list[k].chosen and "a preference" or "no preference")
     end

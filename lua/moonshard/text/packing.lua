@@ -22,7 +22,8 @@ local ORDER = 15                        -- a stream of random numbers, for ms_sh
 ---@field tokens integer  tokens of all examples
 ---@field learned integer  tokens whose loss counts, of all rows
 ---@field cut integer  examples that were longer than a row, and lost their end
----@field lost integer  examples of which nothing is learned: they teach nothing, or lost all of it with their end
+---@field lost integer[]  numbers of the examples of which nothing is learned: they teach nothing, or lost all of it with
+---   their end
 local TextRows = { __name = "TextRows" }
 TextRows.__index = TextRows
 
@@ -87,7 +88,7 @@ function M.pack(examples, given)
   if o.rank >= o.world then
     errors.raise("%s: option 'rank' is %d, expected less than option 'world', %d", WHO, o.rank, o.world)
   end
-  local self = setmetatable({ length = o.length, cut = 0, lost = 0, tokens = 0, learned = 0, _o = o }, TextRows)
+  local self = setmetatable({ length = o.length, cut = 0, lost = {}, tokens = 0, learned = 0, _o = o }, TextRows)
   local list = {}
   for k, example in ipairs(examples) do
     local ok = opts.is_plain(example) and opts.is_plain(example.ids) and opts.is_plain(example.learned)
@@ -96,7 +97,7 @@ function M.pack(examples, given)
     local before = #list
     if pieces_of(example, o.length, list, o.separate) then self.cut = self.cut + 1 end
     if #list == before + 1 and learned_in(list[#list]) == 0 then
-      self.lost = self.lost + 1
+      self.lost[#self.lost + 1] = k
       -- A row of it would only take a step's place. Rows of their own are numbered, so they stay.
       if not o.separate then list[#list] = nil end
     end
