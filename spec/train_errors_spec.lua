@@ -21,6 +21,8 @@ describe("scripts/train.lua, when it cannot continue,", function()
 
   local wrong = {
     { { "--stpes", 3 }, "unknown option '%-%-stpes'.*[Dd]id you mean '%-%-steps'" },
+    { { "--learning_rate", 3 }, "unknown option '%-%-learning_rate'. Did you mean '%-%-lr'%? %(train" },
+    { { "--tokens", 3 }, "unknown option '%-%-tokens' %(train" },
     { { "--steps", "many" }, "'many' is not a whole number from 1" },
     { { "--dtype", "float8" }, "'float8' is unknown, expected one of float32, bfloat16" },
     { { "--heads", 3 }, "%-%-dim 16 is not a multiple of %-%-heads 3" },

@@ -87,6 +87,8 @@ describe("a chat", function()
       { function() ms.text.chat(model, tokenizer) end, "no chat template" },
       { function() ms.text.chat(model, tokenizer, { chat = "llama3" }) end, "'<|eot_id|>', which is no token" },
       { function() ms.text.chat(model, tokenizer, options { top = 3 }) end, "unknown option 'top'" },
+      { function() ms.text.chat(model, tokenizer, options { sytem = "x" }) end, "unknown option 'sytem'; did you mean 'system'? (accepted: attention_mask, bad_words_ids, begin_suppress_tokens, cache_length, chat, " },
+      { function() ms.text.chat(model, tokenizer, options { system = 3 }) end, "chat: option 'system' is a number (3), expected a string" },
       { function() ms.text.chat(model, {}) end, "a tokenizer" },
       { function() ms.text.chat(model, tokenizer, options()):say(3) end, "the message is a number" },
     } do

@@ -139,6 +139,24 @@ local function help(about, options)
   return table.concat(lines, "\n") .. "\n"
 end
 
+-- What other programs call options, and the names here.
+local OTHER = {
+  ["learning-rate"] = "lr", ["batch-size"] = "batch", ["num-train-epochs"] = "epochs", ["num-epochs"] = "epochs",
+  ["max-steps"] = "steps", tokens = "length", ["max-tokens"] = "length", ["max-new-tokens"] = "length",
+  ["max-length"] = "length", ["max-seq-length"] = "length", ["output-dir"] = "out", output = "out", dataset = "data",
+  ["train-file"] = "data", ["validation-file"] = "validation", ["eval-steps"] = "eval-every", ["save-steps"] = "save",
+  ["lora-r"] = "lora", ["lora-rank"] = "lora", rank = "lora", ["gradient-accumulation-steps"] = "accumulate",
+  ["gradient-checkpointing"] = "recompute", ["max-grad-norm"] = "clip", precision = "dtype",
+  ["system-prompt"] = "system", ["chat-template"] = "chat",
+}
+
+-- argparse's message, with the option that was meant if that is known.
+local function hinted(message, kinds)
+  local name = message:match "^unknown option '%-%-?([^']+)'$"
+  local meant = name and OTHER[name:lower():gsub("_", "-")]
+  return meant and kinds[meant] and ("%s. Did you mean '--%s'?"):format(message, meant) or message
+end
+
 --- Reads a command line. Options that were not given are absent from the result.
 ---@param script string  the script's name in --help and messages
 ---@param about string  one sentence for --help
@@ -146,16 +164,16 @@ end
 ---@param words string[]  the words of the command line
 ---@return table<string, any>
 function M.parse(script, about, options, words)
-  local parser = argparse(script, about):add_help(false)
+  local parser, kinds = argparse(script, about):add_help(false), {}
   function parser.error(_, message)
-    M.stop(script, "%s (%s --help lists the options)", message:gsub("\n", ". "):gsub("^%u", string.lower), script)
+    message = message:gsub("\n", ". "):gsub("^%u", string.lower)
+    M.stop(script, "%s (%s --help lists the options)", hinted(message, kinds), script)
   end
   parser:flag("-h --help"):action(function()
     local loaded, launch = pcall(load)
     if not loaded or launch.rank == 0 then io.stdout:write(help(about, options)) end
     os.exit(0, true)
   end)
-  local kinds = {}
   for _, option in ipairs(options) do
     local name, kind = option[1], option[2]
     kinds[name] = kind

@@ -13,7 +13,8 @@ local a_module = require("moonshard.nn.module.register").a_module
 local TextChat = { __name = "TextChat" }
 TextChat.__index = TextChat
 
-local OWN = { chat = true, system = true }
+local ACCEPTED = { chat = opts.any, system = opts.string }
+for name, kind in pairs(generation._accepted) do ACCEPTED[name] = kind end
 
 --- Begins a conversation, in the format of apply_chat_template. Answers end with the format's tokens, or those of
 --- eos_token_id. A conversation beyond the model's positions loses its beginning, the system's message with it. Special
@@ -31,14 +32,13 @@ local function chat(model, tokenizer, given)
     "chat: argument 2")
   given = given or {}
   opts.need(opts.is(given), given, "options by name", "chat: argument 3")
-  if given.system ~= nil then opts.expect(given.system, opts.string, "chat: option 'system'") end
   local o = { max_new_tokens = 512, num_beams = 1, num_return_sequences = 1, tokenizer = tokenizer }
-  for key, value in pairs(given) do
-    if not OWN[key] then o[key] = value end
-  end
+  for key, value in pairs(given) do o[key] = value end
+  local eos_list = generation._complete("chat", model, o, ACCEPTED).eos_list
+  o.chat, o.system = nil, nil
   local format = templates.format(tokenizer, given.chat, "chat")
   local ends = { tokenizer.eos_id }
-  for _, id in ipairs(generation._complete("chat", model, o).eos_list) do ends[#ends + 1] = id end
+  for _, id in ipairs(eos_list) do ends[#ends + 1] = id end
   for _, stop in ipairs(format.stops) do
     local id = tokenizer:id(stop)
     if not id then errors.raise("chat: the format ends answers with '%s', which is no token of this tokenizer", stop) end

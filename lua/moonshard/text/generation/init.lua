@@ -119,13 +119,13 @@ function M._expect_causal(who, model)
   end
 end
 
--- The options with their defaults, which are those of transformers.
-local function complete(who, model, given)
+-- The options with their defaults, which are those of transformers. accepted: those that may be given.
+local function complete(who, model, given, accepted)
   local texts = given and given.stop_strings
   for k, text in ipairs(type(texts) == "table" and texts or { texts }) do
     if text == "" then errors.raise("%s: option 'stop_strings': text %d is empty", who, k) end
   end
-  opts(who, given, SPEC)
+  opts(who, given, accepted or SPEC)
   local o = opts(who, with_saved(model, given or {}), SPEC)
   o.who = who
   if o.temperature == 0 then
@@ -164,7 +164,7 @@ local function complete(who, model, given)
   return o
 end
 
-M._complete = complete
+M._complete, M._accepted = complete, SPEC
 
 -- ---- modes --------------------------------------------------------------------------------------
 
