@@ -6,6 +6,22 @@ local process = require "spec.support.process"
 
 local NULL = require("cjson").null
 
+describe("a model's folder", function()
+  it("that is none is named, not its files", function()
+    local folder = folders.make "llama"
+    finally(function() process.remove_folder(folder) end)
+    local model, none = ms.hf.load(folder), folder .. "/none"
+    for _, call in ipairs { function() ms.hf.load(none) end, function() ms.hf.load_weights(model, none) end,
+      function() ms.hf.load_adapter(model, none) end } do
+      assert.has_error(call, "hf: there is no folder '" .. none .. "'")
+    end
+    local file = folder .. "/config.json"
+    assert.has_error(function() ms.hf.load(file) end, ("hf: '%s' is a file, expected a model's folder"):format(file))
+    assert.has_error(function() ms.hf.save(model, none .. "/a.gguf") end,
+      ("hf.save: cannot write '%s/a.gguf': No such file or directory"):format(none))
+  end)
+end)
+
 describe("a folder of a model", function()
   local folder
   after_each(function()

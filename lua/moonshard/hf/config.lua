@@ -9,6 +9,7 @@ local activations = require "moonshard.hf.activations"
 local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local json = require "moonshard.core.json"
+local lfs = require "lfs"
 local opts = require "moonshard.core.opts"
 local regular = require "moonshard.io.regular"
 local sorted_pairs = require("moonshard.tensor.util").sorted_pairs
@@ -70,7 +71,13 @@ end
 function Config.read(folder, name)
   local path = folder .. "/" .. (name or "config.json")
   local file, why = regular.open(path, "rb")
-  if not file then errors.raise("hf: cannot open '%s': %s", path, tostring(why):gsub("^.-: ", "")) end
+  if not file then
+    local mode = lfs.attributes(folder, "mode")
+    if mode ~= "directory" then
+      errors.raise(mode and "hf: '%s' is a file, expected a model's folder" or "hf: there is no folder '%s'", folder)
+    end
+    errors.raise("hf: cannot open '%s': %s", path, tostring(why):gsub("^.-: ", ""))
+  end
   local text = file:read(MOST + 1) or ""
   file:close()
   if #text > MOST then errors.raise("hf: '%s' has more than %d bytes", path, MOST) end

@@ -46,16 +46,23 @@ local function read(path)
   return text
 end
 
+-- Raises why a file cannot be written, which is written under another name, `new`, at first.
+function M.cannot_write(path, new, why)
+  why = tostring(why)
+  local at = why:sub(1, #new + 2) == new .. ": " and #new + 3 or 1
+  errors.raise("hf.save: cannot write '%s': %s", path, why:sub(at))
+end
+
 local function write(path, text)
   local new = path .. ".new"
   local file, why = regular.create(path, new)
-  if not file then errors.raise("hf.save: cannot write '%s': %s", path, tostring(why)) end
+  if not file then M.cannot_write(path, new, why) end
   local ok
   ok, why = file:write(text)
   local closed, also = file:close()
-  if not ok or not closed then errors.raise("hf.save: cannot write '%s': %s", path, why or also) end
+  if not ok or not closed then M.cannot_write(path, new, why or also) end
   ok, why = os.rename(new, path)
-  if not ok then errors.raise("hf.save: cannot write '%s': %s", path, why) end
+  if not ok then M.cannot_write(path, new, why) end
 end
 
 -- Keys that transformers refuses to read as a whole number: 10000 must be 10000.0.

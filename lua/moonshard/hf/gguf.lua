@@ -6,6 +6,7 @@ local Config = require "moonshard.hf.config"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.gguf"
+local folders = require "moonshard.hf.folders"
 local log = require "moonshard.core.log"
 local module = require "moonshard.parallel.fsdp.module"
 local lfs = require "lfs"
@@ -182,7 +183,7 @@ function M.save(model, path, dtype)
       if mine then
         local why
         file, why = regular.create(path, new)
-        if not file then errors.raise("hf.save: cannot write '%s': %s", path, tostring(why)) end
+        if not file then folders.cannot_write(path, new, why) end
         files.begin(file, values_of(model, kind, dtype), list)
       end
       for _, item in ipairs(list) do
@@ -199,7 +200,8 @@ function M.save(model, path, dtype)
       local closed = file
       file = nil
       assert(closed:close())
-      assert(os.rename(new, path))
+      local ok, why = os.rename(new, path)
+      if not ok then folders.cannot_write(path, new, why) end
     end
     local ok, err = pcall(no_grad, write)
     if ok then return end

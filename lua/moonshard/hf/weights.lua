@@ -32,6 +32,7 @@ local function open(folder)
   elseif exists(path) then
     parts = shards.read(path)
   else
+    if not exists(folder) then errors.raise("hf: there is no folder '%s'", folder) end
     local old = exists(folder .. "/pytorch_model.bin") or exists(folder .. "/pytorch_model.bin.index.json")
     errors.raise("hf: '%s' has neither %s nor %s%s", folder, SINGLE, INDEX,
       old and "; `scripts/convert pytorch_model.bin model.safetensors` makes it of the file of torch.save" or "")
