@@ -309,7 +309,7 @@ local function validate()
       local more = ms.scope(function()
         local ids, targets = next_batch()
         if not ids then return false end
-        local logits = model(ids):reshape(-1, config.vocab)
+        local logits = model(ids):float():reshape(-1, config.vocab)
         sum = sum + nn.F.cross_entropy(logits, targets:reshape(-1), { reduction = "sum" }):item()
         return true
       end)

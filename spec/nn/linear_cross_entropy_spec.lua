@@ -62,6 +62,43 @@ describe("linear_cross_entropy", function()
     end
   end
 
+  for _, device in ipairs(devices) do
+    for _, dtype in ipairs { "bfloat16", "float16" } do
+      it(("does not round a wide loss of %s, and has the same gradients, on %s"):format(dtype, device), function()
+        for _, reduction in ipairs { "mean", "sum", "none" } do
+          for _, chunk in ipairs { 8, 33 } do
+            local x, w, b, ids = leaves(33, dtype, device)
+            local function run(wide)
+              x.grad, w.grad, b.grad = nil, nil, nil
+              local loss = F.linear_cross_entropy(x, w, ids, { linear_bias = b, batch_chunk_size = chunk, wide = wide,
+                reduction = reduction })
+              loss:backward(ms.full(loss.shape, 0.375, { dtype = loss.dtype, device = device }))
+              return loss, x.grad, w.grad, b.grad
+            end
+            local wide, wx, ww, wb = run(true)
+            local narrow, nx, nw, nb = run(false)
+            assert.are.same({ "float32", dtype }, { wide.dtype, narrow.dtype })
+            assert.is_true(off(wide, F.cross_entropy(F.linear(x, w, b):float(), ids, { reduction = reduction })) < 1e-6)
+            assert.is_true(wide:to(dtype):equal(narrow))
+            assert.is_true(wx:equal(nx) and ww:equal(nw) and wb:equal(nb))
+          end
+        end
+      end)
+    end
+  end
+
+  it("has wide losses of probabilities, and of float64 as they are", function()
+    local x, w = leaves(5, "bfloat16", "cpu")
+    local shares = ms.rand(5, 40):softmax(2):bfloat16()
+    local loss = F.linear_cross_entropy(x, w, shares, { wide = true })
+    assert.are.equal("float32", loss.dtype)
+    assert.is_true(off(loss, F.cross_entropy(F.linear(x, w):float(), shares:float())) < 1e-6)
+    loss:backward()
+    assert.are.equal("bfloat16", x.grad.dtype)
+    local dx, dw, _, ids = leaves(5, "float64", "cpu")
+    assert.are.equal("float64", F.linear_cross_entropy(dx, dw, ids, { wide = true }).dtype)
+  end)
+
   it("has the gradients of finite differences", function()
     for _, reduction in ipairs { "mean", "sum", "none" } do
       local x, w, b, ids = leaves(5, "float64", "cpu")

@@ -157,7 +157,8 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
         q.g_lse = g_lse ? ms__data(g_lse) : NULL;
         q.g_rows = c->i[0] == NONE;
         q.g = ms__data(g);
-        q.scale = q.g_rows ? 1 : one(q.dtype, q.g, 0) / (c->i[0] == MEAN ? total_weight(&q, rows) : 1);
+        q.g_dtype = g->dtype;
+        q.scale = q.g_rows ? 1 : one(q.g_dtype, q.g, 0) / (c->i[0] == MEAN ? total_weight(&q, rows) : 1);
         q.lse = ms__data(c->in[4]);
         q.out = ms__data(c->out[0]);
         ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, BOTH(q, cross_rows_backward), &q);

@@ -22,6 +22,7 @@ static ms_status not_ids(ms_call *c, const ms_tensor *ids)
                          ms__dtype_name(ids->dtype), ms__shape_text(ids->ndim, ids->shape));
 }
 
+// Integers: reduction, ignore_index, and wide: whether the loss of half-precision logits is float32.
 // out[1]: log(sum(exp(logits))) of each row, in float32 or float64, so that backward needs one pass.
 static ms_status cross_entropy_check(ms_call *c)
 {
@@ -39,12 +40,13 @@ static ms_status cross_entropy_check(ms_call *c)
                              (long long)x->shape[x->ndim - 1], ms__tensor_text(w));
     if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
         return ms__call_fail(c, "label_smoothing must be from 0 to 1, got %g", c->f[0]);
-    MS_TRY(ms__call_out(c, 0, x->dtype, ms__device(x), c->i[0] == NONE ? ids->ndim : 0, ids->shape));
+    int loss = x->dtype != MS_F64 && c->n_i > 2 && c->i[2] ? MS_F32 : x->dtype;
+    MS_TRY(ms__call_out(c, 0, loss, ms__device(x), c->i[0] == NONE ? ids->ndim : 0, ids->shape));
     return ms__call_out(c, 1, x->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(x), ids->ndim, ids->shape);
 }
 
-// Inputs: gradient, logits, ids, weight (optional), logsumexp, and optionally its gradient. Integers: reduction,
-// ignore_index, the mask (rows/grad.h). Number: label_smoothing.
+// Inputs: gradient, logits, ids, weight (optional), logsumexp, and optionally its gradient. Integers: those of
+// cross_entropy, then the mask (rows/grad.h). Number: label_smoothing.
 static ms_status cross_entropy_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
 static const ms_op op_cross_entropy_backward =
@@ -69,7 +71,7 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
 }
 
 static const ms_op op_cross_entropy =
-    MS_ROW("cross_entropy", 2, 3, .takes = "target, weight? | reduction, ignore_index=-100; label_smoothing=0",
+    MS_ROW("cross_entropy", 2, 3, .takes = "target, weight? | reduction, ignore_index=-100, wide=0; label_smoothing=0",
            .doc = "The cross-entropy between logits and classes.", .flags = MS_OP_WIDE, .save_in = 7, .save_out = 2,
            .check = cross_entropy_check, .run = { [MS_CPU] = ms__cpu_cross_entropy },
            .backward = cross_entropy_backward,
@@ -81,8 +83,8 @@ static const ms_op op_cross_entropy =
 // ---- linear_cross_entropy -------------------------------------------------------------------------
 
 // cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows need not exist at once. Inputs: x,
-// w, ids, and optionally bias and class weights. Integers: reduction, ignore_index, rows of a chunk (0: all), and two
-// that the check adds: the dtype of the loss, and the mask of the inputs whose gradients are computed with the loss.
+// w, ids, and optionally bias and class weights. Integers: reduction, ignore_index, rows of a chunk (0: all), wide as
+// in cross_entropy, and one that the check adds: the mask of the inputs whose gradients are computed with the loss.
 // These gradients are for a loss whose own gradient is 1; backward multiplies them by the loss's gradient. With
 // reduction "none" and in float16 they are computed in backward instead, which computes the logits again: with "none"
 // each row has a gradient of its own, and in float16 small gradients would round to 0 without the loss's scale.
@@ -115,14 +117,14 @@ static ms_status linear_cross_entropy_check(ms_call *c)
         return ms__call_fail(c, "a chunk must have 1 or more rows, or 0 for all rows; got %lld", (long long)c->i[2]);
     for (; c->n_i < 5; c->n_i++) c->i[c->n_i] = c->n_i == 1 ? -100 : 0;
     // Under autocast the loss is float32, as in cross_entropy.
-    c->i[3] = ms__state.autocast && x->dtype != MS_F64 ? MS_F32 : x->dtype;
+    c->i[3] = x->dtype != MS_F64 && (c->i[3] || ms__state.autocast);
     c->i[4] = 0;
     bool at_once = c->i[0] != NONE && x->dtype != MS_F16 && ms__state.grad_mode && !ms__is_meta(ms__device(x));
     for (int k = 0; k < MS_COUNT(differentiable); k++) {
         int in = differentiable[k];
         if (at_once && in < c->n_in && c->in[in] && c->in[in]->requires_grad) c->i[4] |= (int64_t)1 << in;
     }
-    MS_TRY(ms__call_out(c, 0, (int)c->i[3], ms__device(x), c->i[0] == NONE ? 1 : 0, ids->shape));
+    MS_TRY(ms__call_out(c, 0, c->i[3] ? MS_F32 : x->dtype, ms__device(x), c->i[0] == NONE ? 1 : 0, ids->shape));
     while (c->n_out <= MS_COUNT(differentiable)) c->out[c->n_out++] = NULL;  // the kernel allocates these outputs
     return MS_OK;
 }
@@ -160,8 +162,8 @@ static ms_status linear_cross_entropy_backward(ms_backward_call *b)
 
 static const ms_op op_linear_cross_entropy =
     MS_ROW("linear_cross_entropy", 3, 5,
-           .takes =
-               "linear_weight, ids, linear_bias?, weight? | reduction, ignore_index=-100, rows=0; label_smoothing=0",
+           .takes = "linear_weight, ids, linear_bias?, weight? | reduction, ignore_index=-100, rows=0, wide=0; "
+                    "label_smoothing=0",
            .doc = "cross_entropy of a linear layer's results, which are made for `rows` rows at a time (0: a number "
                   "that fits the caches).",
            .flags = MS_OP_LOW, .save_in = 31, .save_out = 14, .n_shown = 1, .check = linear_cross_entropy_check,

@@ -18,7 +18,6 @@
 ---                   T to its length
 ---   labels          int64 [B, T], as of transformers: the mean loss is returned instead of logits
 ---   last            logits of this many last positions only
-local autocast = require("moonshard.amp.autocast").autocast
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local generation = require "moonshard.text.generation"
@@ -30,6 +29,7 @@ local opts = require "moonshard.core.opts"
 local rotary = require "moonshard.hf.rotary"
 local is_tensor = require("moonshard.tensor").is_tensor
 
+local WIDE = { wide = true }
 local options = {
   attention_mask = opts.any, positions = opts.any, segments = opts.any, cache = opts.any, labels = opts.any,
   last = opts.whole_from(1), targets = opts.any,
@@ -118,16 +118,12 @@ local function logits_of(self, x)
 end
 
 -- The mean loss. That of half-precision logits is float32, as in transformers: a mean in bfloat16 is off by up to
--- 0.4 %. In bfloat16 it is made in chunks, because all logits in float32 would take more memory than the rest.
+-- 0.4 %.
 local function loss_of(self, x, targets)
-  local w, half = self.lm_head.weight, (x.dtype == "bfloat16" or x.dtype == "float16") and x.dtype
-  if self.softcap then
-    local logits = logits_of(self, x):flatten(1, 2)
-    return nn.F.cross_entropy(half and logits:float() or logits, targets:reshape(-1))
-  end
-  if not half then return nn.F.linear_cross_entropy(x, w, targets) end
-  local rows = math.max(64, math.min(math.ceil(targets:numel() / 2), math.floor(2 ^ 27 / w:size(1))))
-  return autocast(half, nn.F.linear_cross_entropy, x, w, targets, half == "bfloat16" and { batch_chunk_size = rows } or nil)
+  if not self.softcap then return nn.F.linear_cross_entropy(x, self.lm_head.weight, targets, WIDE) end
+  local logits = logits_of(self, x):flatten(1, 2)
+  local half = logits.dtype == "bfloat16" or logits.dtype == "float16"
+  return nn.F.cross_entropy(half and logits:float() or logits, targets:reshape(-1))
 end
 
 --- The logits of the token after each position, or a loss: `model(ids)`, `model(ids, { labels = ids })`, `model(ids,

@@ -86,12 +86,14 @@ function Block:forward(x, call)
   return h + y
 end
 
+local WIDE = { wide = true }
+
 -- The projection to logits; with targets, the loss, from logits that are computed in chunks of rows.
 ---@class GPTHead: Linear
 local Head = nn.Linear:extend("GPTHead")
 
 function Head:forward(x, targets)
-  if targets then return nn.F.linear_cross_entropy(x, self.weight, targets) end
+  if targets then return nn.F.linear_cross_entropy(x, self.weight, targets, WIDE) end
   return nn.F.linear(x, self.weight)
 end
 

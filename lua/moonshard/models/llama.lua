@@ -27,6 +27,7 @@ end
 local function split(x, heads) return x:reshape(x:size(1), x:size(2), heads, -1):transpose(2, 3) end
 
 local CAUSAL = { is_causal = true, enable_gqa = true }
+local WIDE = { wide = true }
 
 function Attention:forward(x)
   local q, k = self.rotary(split(self.q_proj(x), self.heads)), self.rotary(split(self.k_proj(x), self.kv_heads))
@@ -120,7 +121,7 @@ end
 function Llama:forward(ids, targets)
   if ids.ndim ~= 2 then errors.raise("Llama: ids have shape %s, expected [B, T]", tostring(ids.shape)) end
   local x = self.model(ids)
-  if targets then return nn.F.linear_cross_entropy(x, self.lm_head.weight, targets) end
+  if targets then return nn.F.linear_cross_entropy(x, self.lm_head.weight, targets, WIDE) end
   return self.lm_head(x)
 end
 

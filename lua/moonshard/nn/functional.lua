@@ -285,14 +285,15 @@ end
 
 -- Cross-entropy of logits [C] or [N, C, ...], as in PyTorch. The operator takes matrices, with a row of logits for each
 -- id.
-local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
+local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing, wide)
   opts.expect(logits, a_tensor, "cross_entropy: input")
   opts.expect(ids, a_tensor, "cross_entropy: target")
   local ndim = logits.ndim
   if ids.ndim == ndim and ndim > 0 and dtypes.is_float(info_of(ids).dtype) then
+    if wide and logits.dtype ~= "float64" then logits = logits:float() end
     return soft_cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   end
-  if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing) end
+  if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing, wide) end
   if ndim == 0 then raise("cross_entropy: an input of shape [] has no classes") end
   if ndim == 1 and ids:numel() ~= 1 or ndim > 1 and logits:numel() ~= ids:numel() * logits:size(2) then
     raise("cross_entropy: input has shape %s and target %s, expected %s", tostring(logits.shape), tostring(ids.shape),
@@ -325,7 +326,7 @@ function F.cross_entropy(logits, ids, given)
   return cross_entropy(logits, ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
 end
 
-local lce_options = { linear_bias = opts.any, batch_chunk_size = opts.whole_from(1) }
+local lce_options = { linear_bias = opts.any, batch_chunk_size = opts.whole_from(1), wide = false }
 for name, value in pairs(ce_options) do lce_options[name] = value end
 local LCE_PARTS = { linear = true, cross_entropy = true }
 local lce_defaults = opts("linear_cross_entropy", nil, lce_options)
@@ -354,9 +355,10 @@ end
 ---@param x Tensor  […, in]
 ---@param w Tensor  [C, in]: a row for each class
 ---@param ids Tensor  classes from 0: int64 […]; or the probability of every class, floating point […, C]
----@param given? { linear_bias: Tensor, reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor, batch_chunk_size: integer }
+---@param given? { linear_bias: Tensor, reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor, batch_chunk_size: integer, wide: boolean }
 ---   linear_bias: [C], added to the logits; weight: [C], factor of each class; batch_chunk_size: rows of a chunk
----   (default: equal chunks of up to about 512 MiB of logits)
+---   (default: equal chunks of up to about 512 MiB of logits); wide: the loss of half-precision logits is float32, not
+---   rounded to their dtype (default: false)
 ---@return Tensor  [], or the shape of x without its last dimension with "none"
 function F.linear_cross_entropy(x, w, ids, given)
   local o = given == nil and lce_defaults or opts("linear_cross_entropy", given, lce_options)
@@ -384,7 +386,7 @@ function F.linear_cross_entropy(x, w, ids, given)
   if soft or chunk >= rows then
     local logits = errors.naming("linear_cross_entropy", LCE_PARTS, ops.linear, x, w, o.linear_bias)
     loss = errors.naming("linear_cross_entropy", LCE_PARTS, cross_entropy, logits, ids, o.weight, o.reduction,
-      o.ignore_index, o.label_smoothing)
+      o.ignore_index, o.label_smoothing, o.wide)
   else
     loss = ops.linear_cross_entropy(x, w, ids, o, chunk)
   end

@@ -127,8 +127,8 @@ local reductions = { none = 0, mean = 1, sum = 2 }
 
 local cross_entropy = positional("cross_entropy", nil, "input")
 
-function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smoothing)
-  local loss = cross_entropy(logits, ids, weight, reductions[reduction], ignore_index, label_smoothing)
+function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smoothing, wide)
+  local loss = cross_entropy(logits, ids, weight, reductions[reduction], ignore_index, wide, label_smoothing)
   -- The second output is for backward only. Outside of scopes nothing else would release its id.
   if loss.id > 0 then engine.lib.ms_release(a_out[1]) end
   return loss
@@ -139,7 +139,7 @@ local linear_cross_entropy = positional("linear_cross_entropy", nil, "input")
 -- F.linear_cross_entropy for matrices. o: its options; rows: the number of rows of a chunk.
 function M.linear_cross_entropy(x, w, ids, o, n_rows)
   return linear_cross_entropy(x, w, ids, o.linear_bias, o.weight, reductions[o.reduction], o.ignore_index, n_rows,
-    o.label_smoothing)
+    o.wide, o.label_smoothing)
 end
 
 local mse_loss = positional "mse_loss"
