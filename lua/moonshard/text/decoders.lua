@@ -62,8 +62,7 @@ function kinds.Metaspace(node)
   local scheme = node:one_of("prepend_scheme", { "always", "never", "first" }) or "always"
   local prepends = scheme ~= "never" and node:get("add_prefix_space", opts.boolean) ~= false
   return each(function(token, k)
-    if k == 1 and prepends and token:sub(1, #sign) == sign then token = token:sub(#sign + 1) end
-    return (token:gsub(plain(sign), " "))
+    return (token:gsub(plain(sign), k == 1 and prepends and "" or " "))      -- of the first token, all, as in tokenizers
   end)
 end
 

@@ -40,8 +40,8 @@ local function chars_of(s)
   return list
 end
 
--- The characters that combine are normalized together. Decomposed ones count as coming from their character; of
--- composed ones, the first counts as coming from the first character, the others from the last ones.
+-- The characters that combine are normalized together. New ones count as coming from their character; where
+-- characters were composed, the first counts as coming from the first character, the others from the last ones.
 local function normal_form(form)
   return function(node)
     local clusters, composes = splitters.regex_of(node, "type", [[\X]]), form:sub(-1) == "C"
@@ -54,9 +54,7 @@ local function normal_form(form)
         local normal = unicode.normal(cluster, form, node.who)
         if normal == cluster then return end
         local old, new, single = chars_of(cluster), chars_of(normal), {}
-        if not composes then
-          for k, c in ipairs(old) do single[k] = unicode.normal(c[3], form, node.who) end
-        end
+        for k, c in ipairs(old) do single[k] = unicode.normal(c[3], form, node.who) end
         if table.concat(single) == normal then
           for k, c in ipairs(old) do changes[#changes + 1] = { i + c[1] - 1, i + c[2] - 1, single[k], i + c[1] - 1 } end
           return
@@ -87,15 +85,16 @@ local function lowercase(node)
   end
 end
 
-local function strip_accents(node)
+-- Leaves out marks: those of categories that begin with `category`.
+local function strip_marks(node, category)
   local high = by_character("[\204-\244]", function(code)
-    return code >= 0x300 and unicode.category(code, node.who) == "Mn" and "" or nil
+    return code >= 0x300 and unicode.category(code, node.who):find(category, 1, true) == 1 and "" or nil
   end)
   return function(piece) return is_ascii(piece.s) and piece or high(piece) end
 end
 
 local kinds = { NFC = normal_form "NFC", NFD = normal_form "NFD", NFKC = normal_form "NFKC", NFKD = normal_form "NFKD",
-  Lowercase = lowercase, StripAccents = strip_accents }
+  Lowercase = lowercase, StripAccents = function(node) return strip_marks(node, "M") end }
 
 function kinds.Prepend(node)
   local text = node:get("prepend", opts.string, true)
@@ -164,7 +163,7 @@ function kinds.BertNormalizer(node)
   end
   if strip or strip == nil and lower then
     list[#list + 1] = kinds.NFD(node)
-    list[#list + 1] = strip_accents(node)
+    list[#list + 1] = strip_marks(node, "Mn")               -- fewer than those of StripAccents
   end
   if lower then list[#list + 1] = lowercase(node) end
   return function(piece)
