@@ -52,6 +52,23 @@ describe("compiled code", function()
     end
   end)
 
+  -- On ARM64 the test of a bit cannot jump to the end of 40 KiB of machine code.
+  it("leaves a long loop body at a test near its begin", function()
+    local text = { [[local x = ...
+      local bit, sum = require "bit", 0
+      for i = 1, 400 do
+        if bit.band(x[1 + i % 2], 4) == 0 then sum = sum + 1 else sum = sum + 3 end]] }
+    for k = 1, 5000 do text[#text + 1] = ("x[%d] = x[%d] * 1.5 + sum"):format(k % 50 + 3, k * 7 % 50 + 3) end
+    text[#text + 1] = "end return sum"
+    local body = assert(loadstring(table.concat(text, "\n")))
+    local x = {}
+    for k = 3, 52 do x[k] = 0.5 end
+    x[1], x[2] = 3, 1
+    assert.are.equal(400, body(x))
+    x[1] = 7
+    assert.are.equal(800, body(x))
+  end)
+
   it("accepts the shapes of a loss in every iteration of a loop", function()
     local scores, ids = ms.zeros(2, 2), ms.zeros(2, { dtype = "int64" })
     for _ = 1, 500 do ms.scope(function() return ms.nn.F.nll_loss(scores, ids) end) end
