@@ -150,19 +150,15 @@ static ms_status host_alloc(size_t bytes, void **out)
 static void host_free(void *p) { cudaFreeHost(p); }
 
 #if defined(MS_EMULATED)
-// Tells AddressSanitizer that of the `size` bytes at p only the first `used` may be accessed: in stream order, because
-// kernels queued earlier may still use the others.
+// Tells AddressSanitizer, and the mode `check`, that of the `size` bytes at p only the first `used` may be accessed: in
+// stream order, because kernels queued earlier may still use the others.
 static void mark_used(int index, void *p, size_t used, size_t size)
 {
-#if defined(__SANITIZE_ADDRESS__)
-    if (ms__cuda_use(index)) return;
-    ms_shim::push(ms__cuda_stream(index, MS_STREAM_COMPUTE), [=] {
-        ASAN_UNPOISON_MEMORY_REGION(p, used);
-        ASAN_POISON_MEMORY_REGION((char *)p + used, size - used);
-    });
-#else
-    (void)index, (void)p, (void)used, (void)size;
+#if !defined(__SANITIZE_ADDRESS__)
+    if (!ms_shim::mode.check) return;
 #endif
+    if (ms__cuda_use(index)) return;
+    ms_shim::push(ms__cuda_stream(index, MS_STREAM_COMPUTE), [=] { ms_shim::mark_used(p, used, size); });
 }
 #endif
 

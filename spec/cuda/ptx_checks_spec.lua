@@ -83,6 +83,8 @@ local STORE = "(st%.global%.%w+[%w.]*%s+%[%%rd%d+)(%+?%d*%])"
 describe("the checks of translated kernels find #cuda", function()
   local cases = {
     { "a store beyond an allocation", COPY, "", replace(STORE, "%1+1048576]"), "bytes at 0x%x+, .*allocation" },
+    { "a store behind a tensor in its block", SUM, "join_kernel", replace("(st%.global%.f32%s+%[%%rd%d+)%]", "%1+64]"),
+      "but behind the tensor that lies there" },
     { "a store at an odd address", COPY, "", replace(STORE, "%1+1]"), "not a multiple of" },
     { "a store beyond shared memory", SUM, "", replace("(st%.shared[%w.]*%s+%[%%r%d+)%]", "%1+400000]"),
       "bytes at %d+ of shared memory, which has %d+" },

@@ -31,7 +31,7 @@ struct arena {
     char *base = nullptr;
     size_t bytes = 0, used = 0;
     int fd = -1;
-    uint8_t *written = nullptr;  // in the mode `check`: a byte for each of the arena, 1: written since its allocation
+    uint8_t *written = nullptr;  // in the mode `check`: a byte for each of the arena, see below
     std::map<char *, living> live;
     std::multimap<size_t, char *> free;
 };
@@ -88,6 +88,19 @@ inline arena *arena_of(const void *p)
     return nullptr;
 }
 
+// WRITTEN: since its allocation. BEYOND: behind the bytes for which the engine's pool uses a block.
+enum : uint8_t { UNWRITTEN, WRITTEN, BEYOND };
+inline void mark_used(const void *p, size_t used, size_t size)
+{
+    ASAN_UNPOISON_MEMORY_REGION(p, used);
+    ASAN_POISON_MEMORY_REGION((const char *)p + used, size - used);
+    arena *a = arena_of(p);
+    if (!a || !a->written) return;
+    uint8_t *marks = a->written + ((const char *)p - a->base);
+    memset(marks, UNWRITTEN, used);
+    memset(marks + used, BEYOND, size - used);
+}
+
 inline uint64_t births = 0;
 // What a library's stand-in writes is not known: allocations up to this number count as written.
 inline std::atomic<uint64_t> foreign { 0 };
@@ -100,7 +113,7 @@ inline void wrote_foreign()
 inline void wrote(const void *p, size_t n)
 {
     arena *a = mode.check && n ? arena_of(p) : nullptr;
-    if (a && a->written) memset(a->written + ((const char *)p - a->base), 1, n);
+    if (a && a->written) memset(a->written + ((const char *)p - a->base), WRITTEN, n);
 }
 
 inline thread_local int current_device = 0;
@@ -130,7 +143,7 @@ inline cudaError_t cudaMalloc(void **out, size_t bytes)
     ASAN_POISON_MEMORY_REGION(p + bytes, whole - bytes);
     ASAN_UNPOISON_MEMORY_REGION(p, bytes);
     a.live[p] = { bytes, ++births };
-    if (a.written) memset(a.written + (p - a.base), 0, bytes);
+    if (a.written) memset(a.written + (p - a.base), UNWRITTEN, bytes);
     *out = p;
     return cudaSuccess;
 }

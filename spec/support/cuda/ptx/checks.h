@@ -2,9 +2,10 @@
 // ptx/checks.h -- checks of each access of a translated kernel (the mode `check`), as compute-sanitizer's tools make
 // them on a GPU, and further.
 //
-//   memory    accesses of global memory lie within one live allocation, pinned memory or a constant of the kernel;
-//             accesses of shared memory within the block's, generic ones in one of them or on the thread's stack; none
-//             lies in another space than its instruction names, and each is aligned to its width
+//   memory    accesses of global memory lie within one live allocation, and there within the bytes for which the
+//             engine's pool uses it, pinned memory or a constant of the kernel; accesses of shared memory within the
+//             block's, generic ones in one of them or on the thread's stack; none lies in another space than its
+//             instruction names, and each is aligned to its width
 //   races     two threads access one byte of shared or global memory, one of them writes, and nothing orders them:
 //             within a warp bar.sync or bar.warp.sync, within a block bar.sync, between blocks nothing. Atomics do not
 //             race with each other, nor with reads: 4 aligned bytes do not tear, and the loops around cas look first. A
@@ -192,7 +193,10 @@ class block_checks
         }
         arena *a = arena_of(at);
         if (!a) return;  // pinned or another process's
-        if (r->written && (kind == READ || kind == ATOMIC) && memchr(r->written + (at - r->from), 0, (size_t)n))
+        if (r->written && memchr(r->written + (at - r->from), BEYOND, (size_t)n))
+            fault("line %d: %d bytes at %p, in an allocation of %td bytes, but behind the tensor that lies there", line,
+                  n, (void *)at, r->to - r->from);
+        if (r->written && (kind == READ || kind == ATOMIC) && memchr(r->written + (at - r->from), UNWRITTEN, (size_t)n))
             fault("line %d: reads %d bytes of global memory at %p, not written since their allocation of %td bytes",
                   line, n, (void *)at, r->to - r->from);
         if (kind != READ) wrote(at, (size_t)n);
