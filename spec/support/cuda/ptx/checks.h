@@ -26,8 +26,9 @@ namespace ms_shim
 // Memory that a kernel may access.
 struct range {
     const char *from, *to;
-    const uint8_t *written;  // of the byte at `from` (memory.h); nullptr: not known
-    bool shared;             // with other processes
+    const uint8_t *marks;  // of the byte at `from` (memory.h); nullptr: none
+    bool known;            // all that was written here has been marked
+    bool shared;           // with other processes
 };
 // The live allocations, pinned memory, and what this process shares with others; sorted.
 inline std::vector<range> ranges_of_memory()
@@ -36,14 +37,14 @@ inline std::vector<range> ranges_of_memory()
     std::lock_guard<std::mutex> hold(memory_lock);
     for (const arena &a : arenas)
         for (const auto &[from, of] : a.live) {
-            bool known = a.written && of.born > foreign;
-            ranges.push_back({ from, from + of.bytes, known ? a.written + (from - a.base) : nullptr, false });
+            const uint8_t *marks = a.written ? a.written + (from - a.base) : nullptr;
+            ranges.push_back({ from, from + of.bytes, marks, of.born > foreign, false });
         }
-    for (const auto &[from, bytes] : pinned) ranges.push_back({ from, from + bytes, nullptr, false });
+    for (const auto &[from, bytes] : pinned) ranges.push_back({ from, from + bytes, nullptr, false, false });
     for (const auto &[from, h] : virtuals.mappings)
-        ranges.push_back({ from, from + virtuals.allocations[h].bytes, nullptr, true });
+        ranges.push_back({ from, from + virtuals.allocations[h].bytes, nullptr, false, true });
     for (const auto &[from, of] : opened)
-        ranges.push_back({ (const char *)from, (const char *)from + of.bytes, nullptr, true });
+        ranges.push_back({ (const char *)from, (const char *)from + of.bytes, nullptr, false, true });
     std::sort(ranges.begin(), ranges.end(), [](const range &a, const range &b) { return a.from < b.from; });
     return ranges;
 }
@@ -193,10 +194,11 @@ class block_checks
         }
         arena *a = arena_of(at);
         if (!a) return;  // pinned or another process's
-        if (r->written && memchr(r->written + (at - r->from), BEYOND, (size_t)n))
+        const uint8_t *marks = r->marks ? r->marks + (at - r->from) : nullptr;
+        if (marks && memchr(marks, BEYOND, (size_t)n))
             fault("line %d: %d bytes at %p, in an allocation of %td bytes, but behind the tensor that lies there", line,
                   n, (void *)at, r->to - r->from);
-        if (r->written && (kind == READ || kind == ATOMIC) && memchr(r->written + (at - r->from), UNWRITTEN, (size_t)n))
+        if (marks && r->known && (kind == READ || kind == ATOMIC) && memchr(marks, UNWRITTEN, (size_t)n))
             fault("line %d: reads %d bytes of global memory at %p, not written since their allocation of %td bytes",
                   line, n, (void *)at, r->to - r->from);
         if (kind != READ) wrote(at, (size_t)n);
