@@ -471,14 +471,12 @@ template <class D, class S> static __device__ inline void cast_span(D *dst, cons
     for (i += threadIdx.x; i < last; i += BLOCK)
         element<D, float, false>::store(dst + i, element<S, float, false>::load(src + i));
 }
-template <class D>
-static __device__ inline void cast_from(int from, D *dst, const void *src, int64_t first, int64_t last)
+// From one of two other dtypes, A and B: bytes of the same dtype are copied.
+template <class A, class B, class D>
+static __device__ inline void cast_from(bool first_of_them, D *dst, const void *src, int64_t first, int64_t last)
 {
-    switch (from) {
-    case MS_F32: cast_span(dst, (const float *)src, first, last); break;
-    case MS_F16: cast_span(dst, (const ms_f16 *)src, first, last); break;
-    default: cast_span(dst, (const ms_bf16 *)src, first, last); break;
-    }
+    if (first_of_them) cast_span(dst, (const A *)src, first, last);
+    else cast_span(dst, (const B *)src, first, last);
 }
 static __device__ inline void copy_span(char *dst, const char *src, int64_t first, int64_t last)
 {
@@ -501,10 +499,11 @@ __global__ void copies_kernel(const __grid_constant__ copies l)
         copy_span((char *)l.dst[k], (const char *)l.src[k], first, last);
         return;
     }
+    int from = l.from[k];
     switch (l.to[k]) {
-    case MS_F32: cast_from(l.from[k], (float *)l.dst[k], l.src[k], first, last); break;
-    case MS_F16: cast_from(l.from[k], (ms_f16 *)l.dst[k], l.src[k], first, last); break;
-    default: cast_from(l.from[k], (ms_bf16 *)l.dst[k], l.src[k], first, last); break;
+    case MS_F32: cast_from<ms_f16, ms_bf16>(from == MS_F16, (float *)l.dst[k], l.src[k], first, last); break;
+    case MS_F16: cast_from<float, ms_bf16>(from == MS_F32, (ms_f16 *)l.dst[k], l.src[k], first, last); break;
+    default: cast_from<float, ms_f16>(from == MS_F32, (ms_bf16 *)l.dst[k], l.src[k], first, last); break;
     }
 }
 

@@ -142,27 +142,28 @@ describe("on a GPU a list of", function()
   local function at(t) return ffi.cast("char *", lib.ms_data_ptr(t.id)) end
 
   on_gpu("copies, conversions and zeros has the CPU's elements", function()
-    for skip = 0, 1 do
-      local list, want, got = ffi.new "spec_copy[80]", {}, {}
-      local n = 0
-      local function add(to, from, size)
-        local host, there = numbers(from, size, skip)
-        local out = ms.ones(size + skip, { dtype = to, device = "cuda" }):narrow(1, skip + 1, size)
-        local zeros = size == 515
-        list[n] = { at(out), zeros and ffi.cast("char *", 0) or at(there), size, code(to), code(from) }
-        n = n + 1
-        want[n], got[n] = zeros and host:to(to) * 0 or host:to(to), { out, there }
-      end
-      for _, size in ipairs(SIZES) do
-        for _, to in ipairs(FLOATS) do
-          for _, from in ipairs(FLOATS) do add(to, from, size) end
+    local pairs_of = { { "int16", "int16" }, { "uint8", "uint8" }, { "float64", "float64" } }
+    for _, to in ipairs(FLOATS) do
+      for _, from in ipairs(FLOATS) do pairs_of[#pairs_of + 1] = { to, from } end
+    end
+    local sizes = {}
+    for n = 17, 25 do sizes[#sizes + 1] = n end              -- rests of packs
+    for k, skips in ipairs { { 0, 1 }, { 1, 0 }, { 0, 0 }, { 1, 1 } } do
+      if k == 3 then for _, n in ipairs(SIZES) do sizes[#sizes + 1] = n end end
+      local list, want, got, n = ffi.new("spec_copy[?]", #pairs_of * #sizes), {}, {}, 0
+      for _, size in ipairs(sizes) do
+        for _, pair in ipairs(pairs_of) do
+          local to, from = unpack(pair)
+          local host, there = numbers(from, size, skips[1])
+          local out = ms.ones(size + skips[2], { dtype = to, device = "cuda" }):narrow(1, skips[2] + 1, size)
+          local zeros = (size + k) % 5 == 0
+          list[n] = { at(out), zeros and ffi.cast("char *", 0) or at(there), size, code(to), code(from) }
+          n = n + 1
+          want[n], got[n] = zeros and host:to(to) * 0 or host:to(to), { out, there }
         end
-        add("int16", "int16", size)
-        add("uint8", "uint8", size)
-        add("float64", "float64", size)
       end
       assert.are.equal(0, table_of().copy_all(0, 0, n, list))
-      for k = 1, n do same(want[k], got[k][1], "copy " .. k) end
+      for i = 1, n do same(want[i], got[i][1], ("copy %d from %d to %d"):format(i, unpack(skips))) end
     end
   end)
 
@@ -225,6 +226,20 @@ describe("on a GPU a list of", function()
             if factors[2] ~= 1 then want = want * factors[2] end
             same(want:to(to), out, ("%s to %s, %d from %d"):format(from, to, n, skip))
           end
+        end
+      end
+    end
+  end)
+
+  on_gpu("elements is multiplied, at any offset, in several blocks", function()
+    for _, dtype in ipairs { "float32", "float16", "bfloat16", "float64" } do
+      for _, n in ipairs { 5, 16, 23, 12288, 30011 } do
+        for skip = 0, 1 do
+          local host, there = numbers(dtype, n, skip)
+          assert.are.equal(0, table_of().scale(0, code(dtype), at(there), n, 0.3))
+          -- The factor is rounded to the type in which is computed.
+          local wide = dtype == "float64" and dtype or "float32"
+          same((host:to(wide) * 0.3):to(dtype), there, ("%s, %d from %d"):format(dtype, n, skip))
         end
       end
     end

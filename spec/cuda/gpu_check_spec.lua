@@ -131,6 +131,12 @@ describe("gpu_check", function()
     end
   end)
 
+  it_built("refuses a pattern that chooses no part, and names the parts", function()
+    local text = process.shell(("cd '%s' && MOONSHARD_BUILD='%s' scripts/gpu_check --device emulated --out '%s' --only 'machine|training' 2>&1; echo $?")
+      :format(process.root, build, folder))
+    assert.matches("gpu_check: %-%-only 'machine|training' matches no part .*\n  machine\n.*\n  training\n.*\n2\n$", text)
+  end)
+
   it("reads the times of kernels that ncu prints among the program's output", function()
     process.write(folder .. "/ncu", [[#!/bin/sh
 cat <<'CSV'

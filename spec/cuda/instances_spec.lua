@@ -229,6 +229,42 @@ describe("on a GPU #cuda", function()
         end
       end
     end)
+    case("rests of packs of rows have the CPU's numbers in " .. dtype, function()
+      for n = 57, 65 do
+        for _, rows in ipairs { 2, 23 } do
+          for odd = 1, 2 do
+            local function part(x) return x:narrow(1, odd, n) end
+            local function wide(x) return x:reshape(-1):narrow(1, odd, rows * n):reshape(rows, n) end
+            local x = random(rows + 1, n)
+            same(dtype, { x, random(n + 1), random(n + 1) }, function(_, t, w, b)
+              return F.layer_norm(wide(t), { n }, part(w), part(b)) + wide(t)
+            end)
+            same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end, true)
+            same(dtype, { x }, function(_, t) return wide(t):softmax(2) end, true)
+            same(dtype, { x }, function(_, t) return wide(t):log_softmax(2) end)
+            same(dtype, { x, ms.randint(0, n, { rows }), random(n + 1):abs() }, function(_, t, at, w)
+              local options = { weight = part(w):detach(), label_smoothing = 0.1 }
+              return F.cross_entropy(wide(t), at, options)
+            end)
+          end
+        end
+      end
+    end)
+    case("rows of 32 and 33 segments, each of other magnitude, have the CPU's numbers in " .. dtype, function()
+      -- A block computes a segment of 4 KiB, and a warp joins them.
+      local least = 4096 / ms.zeros({ 1 }, { dtype = dtype }):element_size()
+      for _, n in ipairs { 32 * least, 33 * least - 3 } do
+        local x = (ms.randn(2, n) + ms.tensor { { 0 }, { 40 } }):to(dtype)
+        local ids = ms.randint(0, n, { 2 })
+        same(dtype, { x }, function(_, t) return t:softmax(2) end)
+        same(dtype, { x, ids }, function(_, t, at) return F.cross_entropy(t, at, { reduction = "none" }) end)
+        same(dtype, { x }, function(_, t) return F.layer_norm(t, { n }) end)
+        same(dtype, { x }, function(_, t)
+          t = t:detach()
+          return t:max(2), t:argmin(2), t:mean(2)
+        end)
+      end
+    end)
     if dtype:find "16" then
       case("attention in tiles has the CPU's numbers for lengths that end in each eighth of a tile, in " .. dtype,
         function()

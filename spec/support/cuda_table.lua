@@ -24,7 +24,9 @@ typedef struct {
   int (*wait)(void *event);
   void *stream_wait;
   void (*drop)(void *event);
-  void *share, *open, *close, *copy_tensor, *fill_tensor, *families, *optim, *scale, *norms, *clip, *unscale, *adapt;
+  void *share, *open, *close, *copy_tensor, *fill_tensor, *families, *optim;
+  int (*scale)(int index, int dtype, void *g, int64_t n, double f);
+  void *norms, *clip, *unscale, *adapt;
   void *choose, *adapt_by;
   void *event_new, *event_open, *event_record, *copy_lines;
   int (*reduce)(int index, int stream, const spec_reduction *r);

@@ -33,6 +33,13 @@ local list = parts.list(given.device, given.specs)
 if given.only then
   local chosen = {}
   for _, part in ipairs(list) do if part.name:find(given.only) then table.insert(chosen, part) end end
+  if #chosen == 0 then
+    local names = {}
+    for k, part in ipairs(list) do names[k] = "  " .. part.name end
+    io.stderr:write(("gpu_check: --only '%s' matches no part (it is a Lua pattern, which has no |); there are:\n%s\n"):format(
+      given.only, table.concat(names, "\n")))
+    os.exit(2)
+  end
   list = chosen
 end
 if given.list then
