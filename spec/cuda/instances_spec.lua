@@ -237,7 +237,9 @@ describe("on a GPU #cuda", function()
             local function wide(x) return x:reshape(-1):narrow(1, odd, rows * n):reshape(rows, n) end
             local x = random(rows + 1, n)
             same(dtype, { x, random(n + 1), random(n + 1) }, function(_, t, w, b)
-              return F.layer_norm(wide(t), { n }, part(w), part(b)) + wide(t)
+              local h = wide(t)
+              local y = F.layer_norm(h, { n }, part(w), part(b))
+              return y + h * 2                      -- the norm's gradient is added to that of the product
             end)
             same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end, true)
             same(dtype, { x }, function(_, t) return wide(t):softmax(2) end, true)
