@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The kernels' PTX, translated to C and run on the emulated GPU (MOONSHARD_CUDA=ptx, spec/support/cuda/ptx).
+local ffi = require "ffi"
 local process = require "spec.support.process"
 
 local here = process.root .. "/spec/support/cuda/ptx/"
@@ -58,5 +59,47 @@ describe("the translated kernels #cuda", function()
     assert.matches("Tensor float64 %[37, 9%]", texts[1])
     assert.equal(texts[1], texts[2])
     assert.equal(texts[1], texts[3])
+  end)
+end)
+
+describe("CUDA's mathematical library #cuda", function()
+  -- Units of the last place between CUDA's function and the host's, which err by up to 2 each; CUDA's erfc by up to 5.
+  local MORE = { tanh = 3, erfc = 5, erfcf = 4 }
+  it("is within 2 units in the last place of the host's", function()
+    if not io.open(process.build .. "/libmoonshard_cuda.so") then return pending "not built: needs nvcc" end
+    local folder, random = process.build .. "/ptx/functions", math.random
+    assert.equal(0, os.execute(("luajit '%sprepare.lua' '%s'"):format(here, folder)))
+    local functions = 0
+    for line in io.lines(folder .. "/index") do
+      local name, library = line:match "^of_(%S+) .* (%S+)$"
+      local type_of = name:find "[^r]f$" and "float" or "double"
+      local two = name:find "^atan2" or name:find "^hypot" or name:find "^pow"
+      ffi.cdef(('%s spec_host_%s(%s%s) __asm__("%s"); void spec_cuda_%s(void *, void *const *) __asm__("kernel");'):format(
+        type_of, name, type_of, two and ", " .. type_of or "", name, name))
+      local host, cuda = ffi.C["spec_host_" .. name], ffi.load(("%s/%s.so"):format(folder, library))["spec_cuda_" .. name]
+      local thread, x, y = ffi.new "uint64_t[32]", ffi.new(type_of .. "[2]"), ffi.new(type_of .. "[2]")
+      local to, from = ffi.new("void *[1]", y), ffi.new("void *[1]", x)
+      local arguments = ffi.new("void *[2]", to, from)
+      local bits = ffi.cast(type_of == "float" and "int32_t *" or "int64_t *", y)
+      local function check(a, b)
+        x[0], x[1] = a, b
+        cuda(thread, arguments)
+        y[1] = two and host(x[0], x[1]) or host(x[0])
+        if y[0] == y[1] or (y[0] ~= y[0] and y[1] ~= y[1]) then return end
+        local off = math.abs(tonumber(bits[0] - bits[1]))
+        if off > (MORE[name] or 2) then
+          error(("%s(%.17g, %.17g) is %.17g, the host's %.17g"):format(name, x[0], x[1], y[0], y[1]))
+        end
+      end
+      for _ = 1, 3000 do
+        local sign = random() < 0.5 and -1 or 1
+        check(sign * math.exp((random() - 0.5) * 20), sign * math.exp((random() - 0.5) * 6))
+        check(sign * random(), random() * 4)
+        check(sign * random() * 700, random())
+      end
+      for _, special in ipairs { 0, -0.0, 1, -1, math.huge, -math.huge } do check(special, 0.5) end
+      functions = functions + 1
+    end
+    assert.is_true(functions >= 39, functions)
   end)
 end)

@@ -19,14 +19,14 @@ options=(-std=c++20 -O3 -fmad=false -arch=compute_80 -Xcompiler=-fPIC -Ikernels 
 key() {
     nvcc --version
     echo "${options[@]}"
-    tr ' \\' '\n\n' <"$out/$1.d" | sed "s,^$root/,,; s,^\(\.\./\)*,," | grep -E '^(kernels|runtime)/' | sort -u | (cd "$root" && xargs cat)
+    tr ' \\' '\n\n' <"$out/$1.d" | sed "s,^$root/,,; s,^\(\.\./\)*,," | grep -E '^(kernels|runtime|spec)/' | sort -u | (cd "$root" && xargs cat)
 }
 one() {
     local at=$out/$1
     if [ -f "$at.key" ] && [ "$(key "$1" 2>/dev/null | sha256sum)" = "$(cat "$at.key")" ]; then return; fi
     rm -f "$at.key"
     cd "$root"
-    nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "$(find kernels/cuda -name "$1.cu")"
+    nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "$(find kernels/cuda spec/support/cuda/ptx -name "$1.cu")"
     ptxas -arch=sm_90 -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
     ptxas -arch=sm_80 -v -o /dev/null "$at.ptx" 2>"$at.sm_80.log"
     key "$1" | sha256sum >"$at.key"

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 // ptx/compare.h -- runs each kernel twice, as g++ and as nvcc compiled it (the mode `compare`): both must leave the
-// same bits in memory, apart from the payload of NaN.
+// same bits in memory, apart from the payload of NaN. g++'s kernel then calls the functions of CUDA's mathematical
+// library (functions.h).
 //
 // Before g++'s kernel runs, the allocations to which the kernel's parameters point are saved, and those to which short
 // ones of these point, as lists of tensors do; afterwards they are restored for the translated kernel. A launch that
 // may reach more than MOST bytes, or another process's memory, runs once.
 #pragma once
-#include <cmath>
-
 #include "checks.h"
 
 namespace ms_shim
@@ -22,72 +21,6 @@ class comparison
     };
     std::vector<piece> pieces;
 
-    // What calls functions of the mathematical library, CUDA's or the host's: their results may differ by 2 units of
-    // the last place. Kernels of float64 by a part of their symbols, and by their operators, of which none is all:
-    //   CALLS   stores such results
-    //   CHAINS  computes them from each other
-    //   ADDS    adds them up, or to what may be nearly their opposite: a unit of the last place of a term is many of
-    //           the sum's. Terms are about 1, so SMALL may remain.
-    enum how { EXACT = 0, CALLS = 2, CHAINS = 4, ADDS = 8 };  // units of the last place
-    static constexpr struct {
-        const char *symbol, *type, *ops;
-        how may;
-    } ROUNDED[] = {
-        { "draw_", "kernelId", "", CALLS },
-        { "roots_", "kernelId", "", CALLS },
-        { "scan_", "Id", " logcumsumexp", ADDS },
-        { "norm_kernelILb", "", "", CALLS },  // norms of any power
-        { "clip_kernel", "", "", CALLS },
-        { "fold_result", "kernelId", " logsumexp norm ", ADDS },
-        { "softmax", "kernelId", "", ADDS },
-        { "cross_", "kernelId", "", ADDS },
-        { "attend", "kernelId", "", ADDS },
-        { "forward_", "kernelId", "", ADDS },
-        { "backward_kernelId", "4pass", "", ADDS },
-        { "unproject_", "kernelId", "", ADDS },
-        { "gelu_", "kernelId", "", ADDS },
-        { "product_kernelIdLb1", "", "", ADDS },
-        { "gradient_kernel11ms_ctc", "", "", ADDS },
-        { "loss_kernel11ms_ctc", "", "", ADDS },
-    };
-    static constexpr double SMALL = 0x1p-49;
-    // Elementwise operators, by the beginnings of their names. A gradient may be a chain of two functions, or add up
-    // two terms (TERMS), of which one may be nearly the other's opposite. Of float32 those that have no formula of
-    // ours.
-    static constexpr const char *OF_DOUBLE =
-                                    " acos asin atan binary_cross celu cos elu erf exp gelu hypot logit logs log1 "
-                                    "log2 log_ mish norm_ pow rpow selu sigmoid silu sin soft tan xlogy ",
-                                *TERMS = " binary_cross_entropy_second gelu logaddexp mish_backward silu_backward ",
-                                *OF_FLOAT = " acos asin atan cosh erfc exp2 hypot log10 log2 norm_ pow rpow sinh ";
-    static bool begins(const char *list, const char *name)
-    {
-        for (const char *at = list; (at = strchr(at, ' ')) && at[1];) {
-            size_t n = strcspn(++at, " ");
-            if (strncmp(name, at, n) == 0) return true;
-        }
-        return false;
-    }
-    static how may_differ(const char *symbol)
-    {
-        const char *op = kernel_name ? kernel_name : "";
-        bool of_double = strstr(symbol, "strided_kernelId");
-        if (of_double || strstr(symbol, "strided_kernelIf") || strstr(symbol, "dense_any_kernel"))
-            return of_double && begins(TERMS, op) ? ADDS
-                   : begins(of_double ? OF_DOUBLE : OF_FLOAT, op) || (of_double && strcmp(op, "log") == 0) ? CHAINS
-                                                                                                           : EXACT;
-        for (const auto &r : ROUNDED)
-            if (strstr(symbol, r.symbol) && strstr(symbol, r.type) && (!*r.ops || begins(r.ops, op))) return r.may;
-        return EXACT;
-    }
-    // How many units of the last place two numbers of this size differ.
-    static uint64_t apart(uint64_t a, uint64_t b, int bits)
-    {
-        const uint64_t sign = (uint64_t)1 << (bits - 1);
-        int64_t x = (int64_t)(a & (sign - 1)), y = (int64_t)(b & (sign - 1));
-        if (a & sign) x = -x;
-        if (b & sign) y = -y;
-        return x > y ? (uint64_t)x - (uint64_t)y : (uint64_t)y - (uint64_t)x;
-    }
     static bool is_nan(uint64_t bits, int exponent, int mantissa)
     {
         uint64_t all = ((uint64_t)1 << exponent) - 1;
@@ -97,22 +30,18 @@ class comparison
     {
         return is_nan(a, exponent, mantissa) && is_nan(b, exponent, mantissa);
     }
-    // Whether so many bits are the same numbers of some type, or near enough.
-    static bool alike(uint64_t a, uint64_t b, int bits, how may)
+    // Whether so many bits are the same numbers of some type.
+    static bool alike(uint64_t a, uint64_t b, int bits)
     {
-        if (a == b || (may != EXACT && apart(a, b, bits) <= (bits == 16 ? 1 : may))) return true;
+        if (a == b) return true;
         // A conversion from a half type loses the sign of a NaN, of which copysign and its gradient make that of a
         // number.
         if (bits == 16)
             return are_nan(a, b, 8, 7) || are_nan(a, b, 5, 10) ||
                    ((a ^ b) == 0x8000 && kernel_name && strncmp(kernel_name, "copysign", 8) == 0);
-        double x, y;
-        memcpy(&x, &a, 8);
-        memcpy(&y, &b, 8);
-        if (bits == 64 ? are_nan(a, b, 11, 52) || (may == ADDS && fabs(x - y) <= SMALL) : are_nan(a, b, 8, 23))
-            return true;
+        if (bits == 64 ? are_nan(a, b, 11, 52) : are_nan(a, b, 8, 23)) return true;
         const uint64_t low = ((uint64_t)1 << bits / 2) - 1;
-        return alike(a & low, b & low, bits / 2, may) && alike(a >> bits / 2, b >> bits / 2, bits / 2, may);
+        return alike(a & low, b & low, bits / 2) && alike(a >> bits / 2, b >> bits / 2, bits / 2);
     }
 
   public:
@@ -151,7 +80,6 @@ class comparison
     }
     void end(const char *symbol)
     {
-        const how may = may_differ(symbol);
         for (const piece &p : pieces) {
             size_t n = p.before.size();
             if (memcmp(p.at, p.other.data(), n) == 0) continue;
@@ -159,7 +87,7 @@ class comparison
                 uint64_t a = 0, b = 0;
                 memcpy(&a, p.at + k, std::min<size_t>(8, n - k));
                 memcpy(&b, p.other.data() + k, std::min<size_t>(8, n - k));
-                if (alike(a, b, 64, may)) continue;
+                if (alike(a, b, 64)) continue;
                 here.now = nullptr;
                 fault("%s: %s leaves %016llx at byte %zu of an allocation of %zu, g++'s kernel %016llx", kernel_name,
                       symbol, (unsigned long long)a, k, n, (unsigned long long)b);

@@ -22,6 +22,7 @@
 #include "runtime.h"
 #include "checks.h"
 #include "compare.h"
+#include "functions.h"
 
 namespace ms_shim
 {
@@ -45,7 +46,7 @@ struct function {
 };
 std::map<const void *, function> symbols;  // of this library
 std::map<const void *, const translation *> found;
-std::string folder;
+std::string folder, functions_folder;
 
 [[noreturn]] void give_up(const std::string &what)
 {
@@ -155,9 +156,17 @@ const void *launched(const translation &t)
     }
     return t.library == "-" ? nullptr : &t;
 }
+void load_cudas_functions()
+{
+    run_command("luajit '" MS_PTX_SOURCE "/prepare.lua' '" + functions_folder + "'");
+    const std::string why = load_functions(functions_folder);
+    if (!why.empty()) give_up(why);
+    functions_folder = "";
+}
 const void *find(const void *kernel, const size_t *sizes, size_t n)
 {
     std::lock_guard<std::mutex> hold(lock);
+    if (mode.compare && !functions_folder.empty()) load_cudas_functions();
     const translation *&known = found[kernel];
     if (known) return launched(*known);
     auto symbol = symbols.find(kernel);
@@ -252,9 +261,13 @@ thread_local char *shared_window;
 bool before_launch(const void *of, const void *const *arguments, const size_t *sizes, size_t n)
 {
     if (mode.check) checks.begin_launch((const void *)((const translation *)of)->run);
-    return mode.compare && twice.begin(arguments, sizes, n);
+    return calls_cudas_library = mode.compare && twice.begin(arguments, sizes, n);
 }
-void other_ran() { twice.swap(); }
+void other_ran()
+{
+    calls_cudas_library = false;
+    twice.swap();
+}
 void after_launch(const void *of)
 {
     if (mode.compare) twice.end(((const translation *)of)->symbol.c_str());
@@ -314,6 +327,7 @@ void start()
     Dl_info here_is;
     if (!dladdr((const void *)start, &here_is)) give_up("dladdr fails");
     std::string path = here_is.dli_fname;
+    functions_folder = path.substr(0, path.rfind('/')) + "/ptx/functions";
     // Child processes, and specs that plant faults, name a folder that is prepared.
     if (const char *prepared = getenv("MOONSHARD_PTX_FOLDER")) folder = prepared;
     else {

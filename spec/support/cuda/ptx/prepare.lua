@@ -2,13 +2,14 @@
 --- prepare.lua FOLDER [LIBRARY | --all | --module NAME]: translates the PTX of the build (../sm_90) into FOLDER and
 --- writes FOLDER/index, the list of kernels; only files of PTX that changed, unless the translator did. With LIBRARY
 --- compiles FOLDER/LIBRARY.c, with --all whatever is not compiled, in parallel, with --module translates one file. A
---- kernel's C is named by its hash, so it is compiled once.
+--- kernel's C is named by its hash, so it is compiled once. A folder `functions` has those of functions.cu instead, compiled.
 local source = arg[0]:match "^(.*)/"
 local root = source .. "/../../../.."
 package.path = ("%s/?.lua;%s/?.lua;%s"):format(source, root, package.path)
 local output = require "spec.support.process".output
 
 local folder, what = arg[1], arg[2]
+local of_functions = folder:find "/functions$" ~= nil
 -- Contraction is off, as a PTX instruction rounds once; words of memory may be of any type; integers wrap around.
 local FLAGS = "-std=gnu11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -fwrapv -w -fPIC"
 
@@ -85,11 +86,25 @@ end
 
 -- A compiler cache gives objects without PTX: then it is made now. A file of PTX with a key is up to date.
 local function complete()
-  for name in output(("find '%s/kernels/cuda' -name '*.cu'"):format(root)):gmatch "([%w_]+)%.cu\n" do
+  local sources = of_functions and source .. "/functions.cu" or root .. "/kernels/cuda"
+  for name in output(("find '%s' -name '*.cu'"):format(sources)):gmatch "([%w_]+)%.cu\n" do
     if not read(("%s/../sm_90/%s.key"):format(folder, name)) then
       run(("'%s/scripts/bench/support/ptx.sh' '%s/../sm_90' %s"):format(root, folder, name))
     end
   end
+end
+
+-- Compiles whatever is not compiled, the largest first.
+local function compile_all()
+  local missing, arguments = {}, {}
+  for line in io.lines(folder .. "/index") do
+    local library = line:match "%S+$"
+    local size = #(read(("%s/%s.c"):format(folder, library)))
+    if not read(("%s/%s.so"):format(folder, library)) then missing[#missing + 1] = { size, library } end
+  end
+  table.sort(missing, function(a, b) return a[1] > b[1] end)
+  for k, m in ipairs(missing) do arguments[k] = m[2] end
+  each(arguments)
 end
 
 local function translate()
@@ -120,6 +135,7 @@ local function translate()
     local library = file:match "^(%x+)%.s?[co]$"
     if library and not kept[library] then os.remove(folder .. "/" .. file) end
   end
+  if of_functions then compile_all() end
   write(folder .. "/key", key)
 end
 
@@ -132,15 +148,7 @@ if not what then
 elseif what == "--module" then
   module(arg[3])
 elseif what == "--all" then
-  local missing, arguments = {}, {}
-  for line in io.lines(folder .. "/index") do
-    local library = line:match "%S+$"
-    local size = #(read(("%s/%s.c"):format(folder, library)))
-    if not read(("%s/%s.so"):format(folder, library)) then missing[#missing + 1] = { size, library } end
-  end
-  table.sort(missing, function(a, b) return a[1] > b[1] end)        -- the largest first
-  for k, m in ipairs(missing) do arguments[k] = m[2] end
-  each(arguments)
+  compile_all()
 else
   compile(what)
 end
