@@ -196,6 +196,12 @@ static line_data line_data_of(const ms_tensor *t, int d)
 {
     return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
 }
+// Stores a scan's result: of integers int64, of floating-point numbers their dtype.
+template <class W> static __device__ inline void store_scanned(int dtype, void *p, W v)
+{
+    if constexpr (std::is_same_v<W, double>) own_value<double>::store(dtype, p, v);
+    else *(W *)p = v;
+}
 // How a scan loads and stores WIDE elements of a line of n elements, from element `at` on; those outside of the line
 // read as 0. dense_elements: adjacent elements of type S; any_elements: elements of any dtype and step, as W.
 template <class S> struct dense_elements {
@@ -221,7 +227,7 @@ template <class W> struct any_elements {
     static __device__ inline void store(const line_data &d, char *line, int64_t at, int64_t n, const element *v)
     {
         for (int e = 0; e < WIDE; e++)
-            if (at + e >= 0 && at + e < n) own_value<W>::store(d.dtype, line + (at + e) * d.step, (W)v[e]);
+            if (at + e >= 0 && at + e < n) store_scanned<W>(d.dtype, line + (at + e) * d.step, (W)v[e]);
     }
 };
 // A scan of lines that are divided into segments, one block of threads per segment; `back`: from the line's end.
@@ -303,7 +309,7 @@ template <class W> __global__ void scan_lines_kernel(lines l, line_data from, li
     for (int64_t j = 0; j < l.length; j++) {
         int64_t k = back ? l.length - 1 - j : j;
         total = add_wrapping(total, own_value<W>::load(from.dtype, x + k * from.step));
-        own_value<W>::store(to.dtype, o + k * to.step, total);
+        store_scanned<W>(to.dtype, o + k * to.step, total);
     }
 }
 template <class E>

@@ -3,7 +3,10 @@
 --- spec/support/cuda/ptx/mutants.lua --count 0 names those that no spec launches.
 local ms = require "moonshard"
 local nn, F = ms.nn, ms.nn.F
+local process = require "spec.support.process"
 
+-- Fewer layouts on g++'s kernels.
+local TURNED = (process.gpu == "ptx" or os.getenv "MOONSHARD_LONG") and { false, true } or { false }
 local BOUNDS = { float16 = 4e-3, bfloat16 = 3e-2, float32 = 2e-5, float64 = 1e-11 }
 local FLOATS = { "float32", "float16", "bfloat16", "float64" }
 
@@ -222,6 +225,9 @@ describe("on a GPU #cuda", function()
           same(dtype, { random(1, 3), random(n + 1, 3), random(n + 1), random(3, n) }, function(_, x, w, b, v)
             return F.gelu_mlp(x, part(w), part(b), v)
           end)
+          same(dtype, { random(3, 5), random(n + 1, 5), random(n + 1), random(3, n) }, function(_, x, w, b, v)
+            return F.gelu_mlp(x * 20, part(w), part(b), v, nil, { recompute = true })   -- also exponentials of 0
+          end)
           same(dtype, { random(2, n + 1), ms.randint(-127, 128, { 20, n }):to "int8", ms.rand(20) * 0.02 },
             function(_, x, w, scale) return F.int8_linear(x:narrow(2, odd, n), w, scale:detach()) end)
           same(dtype, { random(2, 3, n, 3), random(4, 3, 3, 3), random(4) },
@@ -229,6 +235,81 @@ describe("on a GPU #cuda", function()
         end
       end
     end)
+    case("views of images, and gradients that are views, have the CPU's numbers in " .. dtype, function()
+      local views = { function(x) return x end, function(x) return x:transpose(3, 4) end,
+        function(x) return x:narrow(4, 2, 16) end, function(x) return x:permute(2, 4, 1, 3) end }
+      local halves = dtype:find "16" ~= nil
+      for _, view in ipairs(views) do
+        for _, turned in ipairs(TURNED) do
+          local function of(fn)
+            same(dtype, { random(2, 4, 10, 18) }, function(_, t)
+              local y = fn(view(t))
+              return turned and y:transpose(3, 4) or y
+            end)
+          end
+          of(function(t) return F.max_pool2d(t, 3, { stride = 2, padding = 1 }) end)
+          of(function(t) return F.max_pool2d(t, 2, { stride = 1 }) end)
+          of(function(t) return F.avg_pool2d(t, 3, { stride = 2, padding = 1 }) end)
+          if view(ms.zeros(2, 4, 10, 18)):size(4) % 2 == 0 then of(function(t) return F.rotary_embedding(t) end) end
+          of(function(t) return F.layer_norm(t, { t:size(4) }) end)
+          of(function(t) return t:softmax(2) end)
+          of(function(t) return t:log_softmax(4) end)
+          of(function(t) return t:cumsum(2) end)
+          of(function(t) return t:cumsum(4) end)
+          of(function(t) return t:prod(3):unsqueeze(3) end)
+          of(function(t) return t:logcumsumexp(1) end)
+          if not halves then
+            of(function(t) return F.interpolate(t, { size = { 7, 23 }, mode = "bilinear", antialias = true }) end)
+            of(function(t) return F.interpolate(t, { size = { 13, 5 }, mode = "bicubic" }) end)
+          end
+          for _, weighted in ipairs { false, true } do
+            of(function(t)
+              local ones = ms.ones({ t:size(2) }, { dtype = dtype, device = t.device })
+              local w, b = weighted and ones * 3 or nil, weighted and ones or nil
+              return F.batch_norm(t, nil, nil, w, b, { training = true })
+            end)
+            of(function(t)
+              local ones = ms.ones({ t:size(2) }, { dtype = dtype, device = t.device })
+              return F.batch_norm(t, ones * 0.5, ones * 2, weighted and ones * 3 or nil, weighted and ones or nil)
+            end)
+          end
+        end
+      end
+    end)
+    case("rows are taken by position from views, and their gradients added to them, in " .. dtype, function()
+      local ids = ms.randint(0, 7, { 40, 3 })
+      for _, at in ipairs { ids, ids:t(), ids:narrow(2, 2, 2), ids:to "int32":t() } do
+        for _, n in ipairs { 1, 5, 8, 24 } do
+          local views = { function(w) return w end, function(w) return w:narrow(2, 2, n) end,
+            function(w) return w:t():contiguous():t() end }
+          for _, view in ipairs(views) do
+            for _, turned in ipairs(TURNED) do
+              same(dtype, { random(9, n + 1), at }, function(_, w, k)
+                local y = F.embedding(k, view(w))
+                return turned and y:transpose(1, 3) or y
+              end)
+            end
+            same(dtype, { random(9, n + 1), at:reshape(-1):contiguous():narrow(1, 2, 50) }, function(_, w, k)
+              return view(w):index_select(1, k):t()
+            end)
+          end
+        end
+      end
+    end)
+    if not dtype:find "16" then
+      case("ctc_loss has the CPU's numbers and gradients in " .. dtype, function()
+        for _, reduction in ipairs { "none", "mean", "sum" } do
+          for _, view in ipairs { function(x) return x end, function(x) return x:transpose(2, 3) end } do
+            local x = random(20, 6, 6)
+            local targets = ms.randint(1, 6, { 6, 7 })
+            same(dtype, { x, targets, ms.tensor({ 20, 19, 12, 20, 5, 1 }, { dtype = "int64" }),
+              ms.tensor({ 7, 3, 0, 1, 4, 2 }, { dtype = "int64" }) }, function(_, t, k, n, m)
+              return F.ctc_loss(view(t):log_softmax(3), k, n, m, { reduction = reduction, zero_infinity = true })
+            end)
+          end
+        end
+      end)
+    end
     case("rests of packs of rows have the CPU's numbers in " .. dtype, function()
       for n = 57, 65 do
         for _, rows in ipairs { 2, 23 } do

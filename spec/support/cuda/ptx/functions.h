@@ -13,9 +13,11 @@
     D1(asinh)                                                                                                          \
     D1(atan)                                                                                                           \
     D1(atanh)                                                                                                          \
-    D1(cos) D1(cosh) D1(erf) D1(erfc) D1(exp) D1(exp2) D1(expm1) D1(log) D1(log10) D1(log1p) D1(log2) D1(sin) D1(sinh) \
-        D1(tan) D1(tanh) D2(atan2) D2(hypot) D2(pow) F1(acosf) F1(acoshf) F1(asinf) F1(asinhf) F1(atanf) F1(atanhf)    \
-            F1(coshf) F1(erfcf) F1(exp2f) F1(log10f) F1(log2f) F1(sinhf) F2(atan2f) F2(hypotf) F2(powf)
+    D1(cos)                                                                                                            \
+    D1(cosh)                                                                                                           \
+    D1(erf) D1(erfc) D1(exp) D1(exp2) D1(expm1) D1(log) D1(log10) D1(log1p) D1(log2) D1(sin) D1(sinh) D1(tan) D1(tanh) \
+        D2(atan2) D2(hypot) D2(pow) F1(acosf) F1(acoshf) F1(asinf) F1(asinhf) F1(atanf) F1(atanhf) F1(coshf) F1(erfcf) \
+            F1(exp2f) F1(log10f) F1(log2f) F1(sinhf) F2(atan2f) F2(hypotf) F2(powf)
 
 #if defined(__cplusplus) && !defined(__CUDACC__)
 #include <string>
