@@ -35,7 +35,7 @@ if given.only then
   for _, part in ipairs(list) do if part.name:find(given.only) then table.insert(chosen, part) end end
   if #chosen == 0 then
     local names = {}
-    for k, part in ipairs(list) do names[k] = "  " .. part.name end
+    for n, part in ipairs(list) do names[n] = "  " .. part.name end
     io.stderr:write(("gpu_check: --only '%s' matches no part (it is a Lua pattern, which has no |); there are:\n%s\n"):format(
       given.only, table.concat(names, "\n")))
     os.exit(2)

@@ -16,13 +16,13 @@ namespace
 
 enum function {
 #define NAME(name) OF_##name,
-    MS_FUNCTIONS(NAME, NAME, NAME, NAME)
+    MS_DOUBLES_1(NAME) MS_DOUBLES_2(NAME) MS_FLOATS_1(NAME) MS_FLOATS_2(NAME)
 #undef NAME
         FUNCTIONS
 };
 const char *const names[] = {
 #define NAME(name) "of_" #name,
-    MS_FUNCTIONS(NAME, NAME, NAME, NAME)
+    MS_DOUBLES_1(NAME) MS_DOUBLES_2(NAME) MS_FLOATS_1(NAME) MS_FLOATS_2(NAME)
 #undef NAME
 };
 ptx_kernel *kernels[FUNCTIONS];
@@ -73,7 +73,10 @@ extern "C" {
 #define D2(name) TWO(double, name)
 #define F1(name) ONE(float, name)
 #define F2(name) TWO(float, name)
-MS_FUNCTIONS(D1, D2, F1, F2)
+MS_DOUBLES_1(D1)
+MS_DOUBLES_2(D2)
+MS_FLOATS_1(F1)
+MS_FLOATS_2(F2)
 void __wrap_sincos(double x, double *s, double *c);
 void __wrap_sincos(double x, double *s, double *c) { *s = __wrap_sin(x), *c = __wrap_cos(x); }
 }

@@ -10,4 +10,7 @@
 #define D2(name) TWO(double, name)
 #define F1(name) ONE(float, name)
 #define F2(name) TWO(float, name)
-MS_FUNCTIONS(D1, D2, F1, F2)
+MS_DOUBLES_1(D1)
+MS_DOUBLES_2(D2)
+MS_FLOATS_1(F1)
+MS_FLOATS_2(F2)

@@ -5,19 +5,14 @@
 #ifndef MS_PTX_FUNCTIONS_H
 #define MS_PTX_FUNCTIONS_H
 
-// D: of doubles, F: of floats, 1 or 2: arguments. sincos is sin and cos.
-#define MS_FUNCTIONS(D1, D2, F1, F2)                                                                                   \
-    D1(acos)                                                                                                           \
-    D1(acosh)                                                                                                          \
-    D1(asin)                                                                                                           \
-    D1(asinh)                                                                                                          \
-    D1(atan)                                                                                                           \
-    D1(atanh)                                                                                                          \
-    D1(cos)                                                                                                            \
-    D1(cosh)                                                                                                           \
-    D1(erf) D1(erfc) D1(exp) D1(exp2) D1(expm1) D1(log) D1(log10) D1(log1p) D1(log2) D1(sin) D1(sinh) D1(tan) D1(tanh) \
-        D2(atan2) D2(hypot) D2(pow) F1(acosf) F1(acoshf) F1(asinf) F1(asinhf) F1(atanf) F1(atanhf) F1(coshf) F1(erfcf) \
-            F1(exp2f) F1(log10f) F1(log2f) F1(sinhf) F2(atan2f) F2(hypotf) F2(powf)
+// Of doubles and of floats, with 1 and with 2 arguments. sincos is sin and cos.
+#define MS_ANGLES(X) X(acos) X(asin) X(atan) X(cos) X(sin) X(tan) X(acosh) X(asinh) X(atanh) X(cosh) X(sinh) X(tanh)
+#define MS_POWERS(X) X(erf) X(erfc) X(exp) X(exp2) X(expm1) X(log) X(log10) X(log1p) X(log2)
+#define MS_DOUBLES_1(X) MS_ANGLES(X) MS_POWERS(X)
+#define MS_DOUBLES_2(X) X(atan2) X(hypot) X(pow)
+#define MS_FLOATS_1(X) \
+    X(acosf) X(acoshf) X(asinf) X(asinhf) X(atanf) X(atanhf) X(coshf) X(erfcf) X(exp2f) X(log10f) X(log2f) X(sinhf)
+#define MS_FLOATS_2(X) X(atan2f) X(hypotf) X(powf)
 
 #if defined(__cplusplus) && !defined(__CUDACC__)
 #include <string>
