@@ -85,6 +85,11 @@ local EQUIVALENT = {
   -- A half type as float32, for NCCL: what follows the last element is the end of a block of scratch memory.
   { "^optim _Z%d+finish_kernelI%dms_%w+fE", "^setp%.ge%.s64", "", "^[^\n]*\n[^\n]* bra [^\n]*\n%s*st%.global%.u32",
     "nothing lies behind the last element" },
+  { "^mse _Z16mse_parts_kernel", "^setp%.ge%.s64", "min%.s64[^;]*;%s*$", "", "no block's part is empty" },
+  { "^embedding _Z12index_kernel", "^setp%.le%.s64", "_%d+:%s*$", "^[^;]*;%s*@%%p%d+ bra [^;]*;%s*ld%.param",
+    "a line has a position, or nothing is launched" },
+  { "^flash_backward _Z20flash_queries.*ELb0E", "^setp%.gt%.s32", "", "^[^;]*;%s*mov%.pred%s+%%p%d+, %-1;",
+    "the loop with masks gives the same where nothing is masked" },
 }
 -- Is element e of a pack before its row? Packs begin at most 15 bytes before (first_pack in kernels/cuda/blocks.h).
 for _, module in ipairs { "rows", "loss", "attention" } do
