@@ -310,6 +310,15 @@ describe("on a GPU #cuda", function()
         end
       end)
     end
+    case("kernels that begin up to 9 places before an image have the CPU's numbers in " .. dtype, function()
+      for padding = 0, 9 do
+        for _, stride in ipairs { 1, 2 } do
+          same(dtype, { random(1, 2, 3, 21) }, function(_, x)
+            return F.unfold(x, { 1, 3 }, { padding = { 0, padding }, stride = { 1, stride } })
+          end)
+        end
+      end
+    end)
     case("rests of packs of rows have the CPU's numbers in " .. dtype, function()
       for n = 57, 65 do
         for _, rows in ipairs { 2, 23 } do
@@ -455,6 +464,24 @@ describe("on a GPU #cuda", function()
       } do
         local text = (" %d is out of range, expected 0 or more and below %d"):format(read[1], read[2])
         assert.error_matches(function() read[3]():to "cpu" end, text)
+      end
+    end
+  end)
+  case("a position out of range of a scatter is an error that names it", function()
+    for _, dtype in ipairs { "float32", "float64", "int64" } do
+      local x = ms.zeros(5, 6):to(dtype):to "cuda"
+      local ids = ms.zeros({ 3, 6 }, { dtype = "int64" })
+      ids:narrow(1, 2, 1):narrow(2, 4, 1):fill_(9)
+      ids = ids:to "cuda"
+      local from = ms.ones(3, 6):to(dtype):to "cuda"
+      for _, put in ipairs {
+        function() return x:clone():scatter_(1, ids, from) end,
+        function() return x:clone():scatter_add_(1, ids, from) end,
+        function() return x:scatter_reduce(1, ids, from, "amax") end,
+        function() return x:gather(1, ids) end,
+        function() return x:clone():index_add_(1, ids:select(2, 4), from) end,
+      } do
+        assert.error_matches(function() put():to "cpu" end, " 9 is out of range, expected 0 or more and below 5")
       end
     end
   end)

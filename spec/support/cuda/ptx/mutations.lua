@@ -88,6 +88,7 @@ local EQUIVALENT = {
   { "^mse _Z16mse_parts_kernel", "^setp%.ge%.s64", "min%.s64[^;]*;%s*$", "", "no block's part is empty" },
   { "^embedding _Z12index_kernel", "^setp%.le%.s64", "_%d+:%s*$", "^[^;]*;%s*@%%p%d+ bra [^;]*;%s*ld%.param",
     "a line has a position, or nothing is launched" },
+  { "^attention _Z%d+attend_kernel", "^setp%.ge%.s64", "setp%.lt%.s64[^;]*, 0;%s*$", "", "a pack begins before its row's end" },
   { "^flash_backward _Z20flash_queries.*ELb0E", "^setp%.gt%.s32", "", "^[^;]*;%s*mov%.pred%s+%%p%d+, %-1;",
     "the loop with masks gives the same where nothing is masked" },
 }
