@@ -4,7 +4,7 @@
 local ffi = require "ffi"
 local ms = require "moonshard"
 
-ffi.cdef "double erf(double);"
+ffi.cdef "double erf(double); double erfc(double);"
 
 -- The ulp of a float of that value; all subnormal numbers have the smallest one.
 local function ulp(x)
@@ -21,6 +21,7 @@ local FUNCTIONS = {
   { "cos", signed = true, range = 38, bound = 3 },
   { "tan", signed = true, range = 38, bound = 4 },
   { "erf", signed = true, range = 1, bound = 1.03, of = ffi.C.erf },
+  { "erfc", signed = true, range = 1.2, bound = 5, of = ffi.C.erfc },
   { "erfinv", signed = true, range = -0.001, bound = 4,
     of = function(x) return ms.erfinv(ms.tensor(x, { dtype = "float64" })):item() end },
 }

@@ -10,11 +10,10 @@ local samples = require "spec.support.samples"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
 
--- The bits of these are those of the machine's libraries. ms.linalg: LAPACK. In float64, and erfc in float32: libm,
--- whose error functions GCC compiles to fused multiply-adds on ARM.
+-- The bits of these are those of the machine's libraries. ms.linalg: LAPACK. In float64: libm, whose
+-- error functions GCC compiles to fused multiply-adds on ARM.
 local function is_foreign(name, dtype)
-  return name:find "^linalg_" or name == "erfc" and dtype == E.MS_F32
-    or dtype == E.MS_F64 and (name:find "^erf" or name == "trunc_normal_" or name == "gelu")
+  return name:find "^linalg_" or dtype == E.MS_F64 and (name:find "^erf" or name == "trunc_normal_" or name == "gelu")
 end
 
 local word = ffi.new "union { double number; int32_t half[2]; }"
