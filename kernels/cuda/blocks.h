@@ -125,7 +125,7 @@ static __device__ __forceinline__ void read_pack(const S *row, int64_t j, int64_
 {
     if (j >= 0 && j + WIDE <= n && is_wide(row + j)) load_wide(row + j, v);
     else
-        for (int e = 0; e < WIDE; e++) v[e] = j + e >= 0 && j + e < n ? one_of(row + j + e) : rest;
+        for (int e = 0; e < WIDE; e++) v[e] = in_range(j + e, n) ? one_of(row + j + e) : rest;
 }
 // As read_pack, for two rows; elements outside read as 0. Where all are inside and aligned, both loads are in flight
 // together.
@@ -146,7 +146,7 @@ template <class S> static __device__ __forceinline__ void write_pack(S *row, int
     if (j >= 0 && j + WIDE <= n && is_wide(row + j)) store_wide(row + j, v);
     else
         for (int e = 0; e < WIDE; e++)
-            if (j + e >= 0 && j + e < n) store_one(row + j + e, v[e]);
+            if (in_range(j + e, n)) store_one(row + j + e, v[e]);
 }
 // The index at which the packs of a row begin, so that they are aligned: 0, or a few elements before the row (< 0).
 template <class S> static __device__ inline int64_t first_pack(const S *row)
@@ -222,6 +222,40 @@ template <class T> static __device__ inline T group_max(T v, int width, T *share
     for (int k = 1; k < WARPS; k++) v = larger(v, shared[k]);
     __syncthreads();
     return v;
+}
+// The sum over all threads of a block, in a fixed tree: thread t's sum gets that of thread t + 128, then of t + 64, and
+// so on. The last warp to be left adds what the others have stored.
+template <class T> static __device__ inline T block_sum(T v, T *shared /* BLOCK */)
+{
+    shared[threadIdx.x] = v;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        T a[WARPS];
+        for (int k = 0; k < WARPS; k++) a[k] = shared[threadIdx.x + 32 * k];
+        for (int step = WARPS / 2; step > 0; step /= 2)
+            for (int k = 0; k < step; k++) a[k] += a[k + step];
+        shared[threadIdx.x] = warp_sum(a[0]);
+    }
+    __syncthreads();
+    T all = shared[0];
+    __syncthreads();
+    return all;
+}
+template <class T> static __device__ inline T block_max(T v, T *shared)
+{
+    shared[threadIdx.x] = v;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        T a[WARPS];
+        for (int k = 0; k < WARPS; k++) a[k] = shared[threadIdx.x + 32 * k];
+        for (int step = WARPS / 2; step > 0; step /= 2)
+            for (int k = 0; k < step; k++) a[k] = larger(a[k], a[k + step]);
+        shared[threadIdx.x] = warp_max(a[0]);
+    }
+    __syncthreads();
+    T all = shared[0];
+    __syncthreads();
+    return all;
 }
 // ---- channels in shared memory ----
 //

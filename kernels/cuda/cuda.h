@@ -336,43 +336,15 @@ template <class T> static __device__ inline void store(int dtype, void *p, int64
 {
     own_value<T>::store(dtype, (char *)p + i * ms__dtype_size(dtype), v);
 }
+// Whether 0 <= i < n, by one comparison.
+static __device__ __forceinline__ bool in_range(int64_t i, int64_t n) { return (uint64_t)i < (uint64_t)n; }
 // Position i of a list of positions, which are int64 or int32.
 static __device__ inline int64_t load_position(int dtype, const void *p, int64_t i)
 {
     return dtype == MS_I32 ? ((const int32_t *)p)[i] : ((const int64_t *)p)[i];
 }
 
-// ---- inside a block: sums and maxima over its threads in a fixed tree; every thread gets the result ----
-
-enum { BLOCK = 256 };  // threads per block of a kernel that uses the reductions below
-
-template <class T> static __device__ inline T block_sum(T v, T *shared /* BLOCK */)
-{
-    shared[threadIdx.x] = v;
-    __syncthreads();
-    for (int step = BLOCK / 2; step > 0; step /= 2) {
-        if ((int)threadIdx.x < step) shared[threadIdx.x] += shared[threadIdx.x + step];
-        __syncthreads();
-    }
-    T all = shared[0];
-    __syncthreads();
-    return all;
-}
-template <class T> static __device__ inline T block_max(T v, T *shared)
-{
-    shared[threadIdx.x] = v;
-    __syncthreads();
-    for (int step = BLOCK / 2; step > 0; step /= 2) {
-        if ((int)threadIdx.x < step) {
-            T a = shared[threadIdx.x], b = shared[threadIdx.x + step];
-            shared[threadIdx.x] = ((b > a) | (b != b)) ? b : a;  // NaN propagates
-        }
-        __syncthreads();
-    }
-    T all = shared[0];
-    __syncthreads();
-    return all;
-}
+enum { BLOCK = 256 };  // threads per block of a kernel that uses the sums and maxima of blocks.h
 
 // exp, log and sqrt, overloaded for both accumulation types.
 static __device__ inline float exp_of(float x) { return ms_exp_f32(x); }

@@ -18,7 +18,7 @@ struct positions {
 static __device__ inline int64_t position(const positions &q, int64_t k)
 {
     int64_t at = load_position(q.id_type, q.ids, k);
-    if (at >= 0 && at < q.limit) return at;
+    if (in_range(at, q.limit)) return at;
     complain(q.errors, q.complaint, at, q.limit);
     return -1;
 }
@@ -92,7 +92,7 @@ struct read_id {
     __device__ entry operator()(int64_t k) const
     {
         int64_t id = load_position(q.id_type, q.ids, k * q.step);
-        return { (int32_t)(id >= 0 && id < q.limit ? id : q.limit), (int32_t)k };
+        return { (int32_t)(in_range(id, q.limit) ? id : q.limit), (int32_t)k };
     }
 };
 
@@ -275,7 +275,7 @@ struct read_place {
     {
         int64_t line = i / q.length, k = i - line * q.length;
         int64_t at = load_position(q.id_type, q.ids, offset_of(line, q.ndim, q.shape, q.p) + k * q.step);
-        bool fits = at >= 0 && at < q.limit;
+        bool fits = in_range(at, q.limit);
         return { (int32_t)(fits ? line * q.limit + at : q.lines * q.limit), (int32_t)i };
     }
 };

@@ -257,7 +257,7 @@ template <class S> __global__ void dense_rows_kernel(fold_plan p, fold_of f, int
         read_pack(row, j, n, (real_of<S>)0, v);
         UNROLL
         for (int e = 0; e < WIDE; e++)
-            if (j + e >= 0 && j + e < n) a = fold_in<double>(f, a, (double)v[e], parameter, sizeof(S) < 8);
+            if (in_range(j + e, n)) a = fold_in<double>(f, a, (double)v[e], parameter, sizeof(S) < 8);
     }
     for (int step = 16; step > 0; step /= 2) a = fold<double>::join(f.kind, a, __shfl_xor_sync(0xffffffffu, a, step));
     if (width > 32) {

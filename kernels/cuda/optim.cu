@@ -164,7 +164,10 @@ static __device__ inline double norm_of(const clip_norm &norm)
                 : norm.p == 2                       ? ms_sqrt_f64(total)
                                                     : ms_pow_f64(total, 1 / norm.p);
     }
-    if (norm.out && blockIdx.x == 0 && threadIdx.x == 0) store<double>(norm.dtype, norm.out, 0, total);
+    if (norm.out && blockIdx.x == 0 && threadIdx.x == 0) {
+        if (norm.dtype == MS_F64) *(double *)norm.out = total;
+        else *(float *)norm.out = (float)total;  // also of half types' gradients
+    }
     return total;
 }
 static __device__ inline double factor_of(const clip_norm &norm)

@@ -68,7 +68,7 @@ template <class T, class F> static __device__ __forceinline__ void draw_each(con
         T v[2];
         make(d, r, k + j, v);
         for (int h = 0; h < 2; h++)
-            if (k + j + h >= 0 && k + j + h < d.n) put_drawn(d, k + j + h, v[h]);
+            if (in_range(k + j + h, d.n)) put_drawn(d, k + j + h, v[h]);
     }
 }
 // S: float or a half type: the type of the elements; int64_t or double: the type of the computation, whose results are
@@ -88,7 +88,7 @@ template <class S> __global__ void draw_kernel(draw d)
         if (k >= 0 && k + WIDE <= d.n && is_wide(to)) store_wide(to, v);
         else UNROLL
         for (int j = 0; j < WIDE; j++)
-            if (k + j >= 0 && k + j < d.n) store_one(to + j, v[j]);
+            if (in_range(k + j, d.n)) store_one(to + j, v[j]);
     }
 }
 

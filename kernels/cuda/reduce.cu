@@ -98,7 +98,7 @@ template <class S> __global__ void dense_find_kernel(fold_plan p, int width, con
         read_pack(row, j, n, (real_of<S>)0, v);
         UNROLL
         for (int e = WIDE - 1; e >= 0; e--)
-            if (j + e >= 0 && j + e < n && part.from + j + e < found && ((v[e] == w) | ((v[e] != v[e]) & (w != w))))
+            if (in_range(j + e, n) && part.from + j + e < found && ((v[e] == w) | ((v[e] != v[e]) & (w != w))))
                 found = part.from + j + e;
     }
     found = -group_max(-found, width, shared);
@@ -222,12 +222,12 @@ template <class W> struct any_elements {
     static __device__ inline void load(const line_data &d, const char *line, int64_t at, int64_t n, element *v)
     {
         for (int e = 0; e < WIDE; e++)
-            v[e] = at + e >= 0 && at + e < n ? (element)own_value<W>::load(d.dtype, line + (at + e) * d.step) : 0;
+            v[e] = in_range(at + e, n) ? (element)own_value<W>::load(d.dtype, line + (at + e) * d.step) : 0;
     }
     static __device__ inline void store(const line_data &d, char *line, int64_t at, int64_t n, const element *v)
     {
         for (int e = 0; e < WIDE; e++)
-            if (at + e >= 0 && at + e < n) store_scanned<W>(d.dtype, line + (at + e) * d.step, (W)v[e]);
+            if (in_range(at + e, n)) store_scanned<W>(d.dtype, line + (at + e) * d.step, (W)v[e]);
     }
 };
 // A scan of lines that are divided into segments, one block of threads per segment; `back`: from the line's end.

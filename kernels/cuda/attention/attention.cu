@@ -43,12 +43,12 @@ template <class T> static __device__ inline void mask_pack(const scores &q, cons
     if (q.h.cap > 0) {
         UNROLL
         for (int e = 0; e < WIDE; e++)
-            if (j + e >= 0 && j + e < q.h.tk) v[e] = capped(v[e], (T)q.h.cap);
+            if (in_range(j + e, q.h.tk)) v[e] = capped(v[e], (T)q.h.cap);
     }
     if (q.mask.data && q.mask.dtype == MS_BOOL) {
         UNROLL
         for (int e = 0; e < WIDE; e++)
-            if (j + e >= 0 && j + e < q.h.tk) v[e] = seen[(j + e) * q.mask.cs] ? v[e] : -(T)INFINITY;
+            if (in_range(j + e, q.h.tk)) v[e] = seen[(j + e) * q.mask.cs] ? v[e] : -(T)INFINITY;
     } else if (q.mask.data) {
         T m[WIDE];
         if (q.mask.cs == 1) read_pack(added, j, q.h.tk, (T)0, m);

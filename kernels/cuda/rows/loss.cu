@@ -77,7 +77,7 @@ static __device__ __forceinline__ row_sums<real_of<S>> row_part(const cross &q, 
         if (smooth != 0) {
             if (w) read_pack(w, j, my.n, (T)0, f);
             for (int e = 0; e < N; e++)
-                if (j + e >= 0 && j + e < my.n) all += f[e] * v[e], weights += f[e];
+                if (in_range(j + e, my.n)) all += f[e] * v[e], weights += f[e];
         }
     }
     T top = group_max(most, BLOCK, shared), base = top == -(T)INFINITY ? 0 : top;  // 0 if all logits are -inf
@@ -302,11 +302,15 @@ static void cross_let_go(cross_held *h)
     if (h->x) ms__release(h->x);
 }
 // The number of blocks that compute the totals of `rows` rows. ROWS_JOINED: the most rows, or sums of blocks, that one
-// block adds up: 64 per thread.
-enum { ROWS_JOINED = 64 * BLOCK };
+// block adds up. ROWS_EACH: the rows of a block, where they are many. Both are small in the emulator (LARGE).
+#ifdef MS_EMULATED
+enum { ROWS_JOINED = 2 * BLOCK, ROWS_EACH = 2 };
+#else
+enum { ROWS_JOINED = 64 * BLOCK, ROWS_EACH = 2 * BLOCK };
+#endif
 static int64_t total_parts(int64_t rows)
 {
-    int64_t n = up(rows, rows * 12 < LARGE ? ROWS_JOINED / 2 : 2 * BLOCK);  // 12: bytes of an id and a loss
+    int64_t n = up(rows, rows * 12 < LARGE ? ROWS_JOINED / 2 : ROWS_EACH);  // 12: bytes of an id and a loss
     return rows <= ROWS_JOINED ? 1 : n < ROWS_JOINED ? n : (int64_t)ROWS_JOINED;
 }
 // Memory of a call: two totals, then the losses of the rows.

@@ -240,7 +240,7 @@ template <class S> __global__ void softmax_kernel(columns c, int how, const S *x
             UNROLL
             for (int e = 0; e < AT_ONCE; e++) {
                 int64_t k = j + e * my.step;
-                v[e] = k < my.to ? one_of(x + my.at + k * c.inner) : -(T)INFINITY;
+                v[e] = e == 0 || k < my.to ? one_of(x + my.at + k * c.inner) : -(T)INFINITY;
             }
             a = add_exps<T, AT_ONCE>(a, v);
         }
@@ -273,8 +273,9 @@ __global__ void softmax_backward_kernel(columns c, int how, const S *g, const S 
             UNROLL
             for (int e = 0; e < AT_ONCE; e++) {
                 int64_t k = j + e * my.step, at = my.at + k * c.inner;
-                v[e] = k < my.to ? one_of(g + at) : 0;
-                w[e] = k < my.to && !c.log ? one_of(y + at) : 1;
+                bool inside = e == 0 || k < my.to;
+                v[e] = inside ? one_of(g + at) : 0;
+                w[e] = inside && !c.log ? one_of(y + at) : 1;
             }
             UNROLL
             for (int e = 0; e < AT_ONCE; e++) sum += v[e] * w[e];

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
         oz = oy / v.oh, oy -= oz * v.oh;
     }
     int64_t d = oz * v.sd - v.front + kz * v.dd, h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw;
-    auto inside = [&] { return c < C && d >= 0 && d < v.d && h >= 0 && h < v.h; };  // whether the line is in the image
+    auto inside = [&] { return c < C && in_range(d, v.d) && in_range(h, v.h); };  // whether the line is in the image
     T out[WIDE];
     x += ((some.first + n) * v.in + some.group * C + c) * v.d * v.h * v.w;
     const S *line = x + (d * v.h + h) * v.w;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
         int64_t width = inside() ? v.w : 0;
         UNROLL
         for (int p = 0; p < WIDE; p++) {
-            out[p] = w >= 0 && w < width ? one_of(line + w) : c < C ? 0 : 1;
+            out[p] = in_range(w, width) ? one_of(line + w) : c < C ? 0 : 1;
             w += v.sw;
             if (++ox < v.ow) continue;
             ox = 0, h += v.sh, w = kx * v.dw - v.left;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
         int l = p / packs, w = (p - l * packs) * WIDE;
         int64_t h = (first + l) * v.sh - v.top + ky * v.dh;
         S *to = line + l * width + w;
-        if (c < C && d >= 0 && d < v.d && h >= 0 && h < v.h) move_pack<true>(to, x + h * width + w, width - w);
+        if (c < C && in_range(d, v.d) && in_range(h, v.h)) move_pack<true>(to, x + h * width + w, width - w);
         else
             for (int e = 0; e < WIDE && w + e < width; e++) store_one(to + e, (T)0);
     }
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
         T out[WIDE];
         UNROLL
         for (int e = 0; e < WIDE; e++) {
-            bool inside = w >= 0 && w < width && at + e < places;
+            bool inside = in_range(w, width) && (e == 0 || at + e < places);
             out[e] = c == C ? (T)1 : inside ? one_of(line + l * width + w) : (T)0;
             w += sw;
             if (++ox == ow) ox = 0, l++, w = begin;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(C) == 8 ? 1 : 3)
             }
             UNROLL
             for (int e = 0; e < N; e++) {
-                if (past == 0 && ox >= 0 && ox < v.ow) sum[e] += one_of(from + ox);
+                if (past == 0 && in_range(ox, v.ow)) sum[e] += one_of(from + ox);
                 if (++past == v.sw) past = 0, ox++;
             }
         }
