@@ -7,6 +7,7 @@ tool_start() {
     given=${#specs[@]}          # spec files of the command line: then only these
     watch=("$inside" run)
     busted=(busted --filter-out=cuda)       # suites for both devices: this one's emulated GPU is not built for arm64
+    export MOONSHARD_TOOL=qemu
     export MOONSHARD_SPEC_PATIENCE=${MOONSHARD_SPEC_PATIENCE:-20} MOONSHARD_SPEC_TIMEOUT=${MOONSHARD_SPEC_TIMEOUT:-1800}
 }
 
