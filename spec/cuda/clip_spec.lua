@@ -70,6 +70,32 @@ describe("clip_grad_norm_ on a GPU", function()
     end
   end)
 
+  on_gpu("has the CPU's norm of more gradients than a block has threads", function()
+    local sizes = {}
+    for k = 1, 300 do sizes[k] = k % 3 + 1 end
+    for _, p in ipairs { 2, 3, math.huge } do
+      local here, there = parameters("float32", { "cuda" }, sizes)
+      local want, got = clip(here, 0.5, { norm_type = p }), clip(there, 0.5, { norm_type = p })
+      assert.is_true(ms.allclose(got:cpu(), want, { rtol = 1e-6 }))
+      for k = 1, #here do assert.is_true(ms.allclose(there[k].grad:cpu(), here[k].grad, { rtol = 1e-6 })) end
+    end
+    -- An infinity in any of them is found while they are unscaled.
+    for _, bad in ipairs { 0, 1, 129, 257, 300 } do
+      local _, there = parameters("float32", { "cuda" }, sizes)
+      local kept = {}
+      for k, t in ipairs(there) do
+        if k == bad then t.grad:fill_(math.huge) end
+        kept[k] = t.grad:clone()
+      end
+      local scaler, optimizer = ms.amp.ShardedGradScaler { init_scale = 2 }, ms.optim.SGD(there, { lr = 1 })
+      scaler:scale(ms.ones(1, { device = "cuda" }))
+      scaler:unscale_(optimizer)
+      for k, t in ipairs(bad > 0 and {} or there) do assert.is_true(t.grad:cpu():equal((kept[k] / 2):cpu())) end
+      scaler:step(optimizer)
+      assert.are.equal(bad > 0, there[1]:detach():cpu():equal(ms.zeros(sizes[1])))
+    end
+  end)
+
   on_gpu("changes no gradient whose norm is small enough, or where only the norm is wanted", function()
     for _, limit in ipairs { 1e6, math.huge } do
       local here, there = parameters("float32", { "cuda" })

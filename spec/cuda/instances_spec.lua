@@ -60,6 +60,12 @@ describe("on a GPU #cuda", function()
       -- 9 features fit no tile.
       same(dtype, { random(1, 2, 5, 9), random(1, 2, 6, 9), random(1, 2, 6, 9) },
         function(_, q, k, v) return F.scaled_dot_product_attention(q, k, v) end)
+      -- Rows of masks, and those of scores, begin at different places of a pack.
+      for _, mask in ipairs { ms.randn(5, 27), ms.rand(5, 27):gt(0.3) } do
+        same(dtype, { random(1, 2, 5, 9), random(1, 2, 27, 9), random(1, 2, 27, 9), mask }, function(_, q, k, v, m)
+          return F.scaled_dot_product_attention(q, k, v, { attn_mask = m:detach() })
+        end)
+      end
       -- A row of the gradient does not lie in one piece; heads of more features than a warp reads at once.
       same(dtype, { random(1, 2, 5, 9), random(1, 2, 6, 9), random(1, 2, 6, 300) },
         function(_, q, k, v) return F.scaled_dot_product_attention(q, k, v):transpose(3, 4) end)
@@ -80,6 +86,27 @@ describe("on a GPU #cuda", function()
       end)
     end)
     for _, kind in ipairs { "RNN", "GRU", "LSTM" } do
+      case(kind .. " has the CPU's numbers where tanh changes its formula, in " .. dtype, function()
+        for _, size in ipairs(kind == "LSTM" and { 0, 3 } or { 0 }) do
+          local models = {}
+          for k, device in ipairs { "cpu", "cuda" } do
+            local model = nn[kind](5, 8, size > 0 and { proj_size = size } or {}):to(dtype):to(device)
+            for name, p in model:named_parameters() do p:detach():fill_(name:find "bias_ih" and 0.625 or 0) end
+            models[k] = model
+          end
+          local cells = kind == "LSTM"
+          local c0 = cells and ms.full({ 1, 2, 8 }, 0.625):to(dtype) or nil
+          same(dtype, { random(4, 2, 5), random(1, 2, size > 0 and size or 8), c0 }, function(device, x, h, c)
+            local model = models[device == "cpu" and 1 or 2]
+            if cells then                           -- the forget gate is 1, the others but the output's 0: c stays
+              local b = model.bias_ih_l0:detach()
+              b:narrow(1, 1, 8):fill_(-200)
+              b:narrow(1, 9, 8):fill_(100)
+            end
+            return (model(x, h, c))
+          end)
+        end
+      end)
       case(kind .. " has the CPU's numbers in " .. dtype, function()
         local model = nn[kind](5, 8):to(dtype)
         local there = nn[kind](5, 8):to(dtype):to "cuda"
@@ -320,9 +347,13 @@ describe("on a GPU #cuda", function()
       end
     end)
     case("rests of packs of rows have the CPU's numbers in " .. dtype, function()
-      for n = 57, 65 do
-        for _, rows in ipairs { 2, 23 } do
-          for odd = 1, 2 do
+      -- A row is a warp's, a block's, or divided into segments.
+      for _, size in ipairs(#TURNED == 1 and { { 2, 57, 65 }, { 23, 57, 65 } } or
+        { { 2, 57, 65 }, { 23, 57, 65 }, { 23, 345, 352 }, { 2, 2105, 2112 }, { 4, 2105, 2112 } }) do
+        for n = size[2], size[3] do
+          local offset = n > 65 and (n < size[2] + 4 and 1 or 2)         -- so that rows end in each place of a pack
+          for odd = offset or 1, offset or 2 do
+            local rows = size[1]
             local function part(x) return x:narrow(1, odd, n) end
             local function wide(x) return x:reshape(-1):narrow(1, odd, rows * n):reshape(rows, n) end
             local x = random(rows + 1, n)
@@ -331,9 +362,19 @@ describe("on a GPU #cuda", function()
               local y = F.layer_norm(h, { n }, part(w), part(b))
               return y + h * 2                      -- the norm's gradient is added to that of the product
             end)
+            if rows == 4 then break end             -- as many as a thread of a norm's gradient takes
             same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end, true)
+            same(dtype, { x, x * 2, random(n + 1) }, function(_, t, r, w)
+              local y, h = F.rms_norm(wide(t), part(w), { residual = wide(r) })
+              return y + h
+            end)
             same(dtype, { x }, function(_, t) return wide(t):softmax(2) end, true)
             same(dtype, { x }, function(_, t) return wide(t):log_softmax(2) end)
+            same(dtype, { x }, function(_, t) return wide(t):cumsum(2) end)
+            same(dtype, { x }, function(_, t)
+              t = wide(t:detach())
+              return t:sum(2), t:argmax(2)
+            end)
             same(dtype, { x, ms.randint(0, n, { rows }), random(n + 1):abs() }, function(_, t, at, w)
               local options = { weight = part(w):detach(), label_smoothing = 0.1 }
               return F.cross_entropy(wide(t), at, options)
@@ -413,6 +454,12 @@ describe("on a GPU #cuda", function()
         x = x:detach()
         return x:t():max(1), x:argmin(2), x:narrow(2, 2, 60):sum(2), x:cumsum(1), x:cumsum(2), (x:sort(2))
       end)
+      same("float32", { numbers(6, 70), numbers(6, 70) }, function(_, x, y)
+        x, y = x:detach(), y:detach()
+        x:narrow(2, 1, 64):fill_(3)
+        y:t():narrow(1, 1, 64):fill_(3)
+        return x, y
+      end)
     end)
   end
 
@@ -443,7 +490,9 @@ describe("on a GPU #cuda", function()
   end)
   case("an embedding's gradient adds rows of many ids", function()
     for _, id in ipairs { "int64", "int32" } do
-      same("float32", { ms.randn(7000, 3), ms.randint(0, 7000, { 9001 }):to(id) }, function(_, w, at) return F.embedding(at, w) end)
+      for n = 9001, 9003 do
+        same("float32", { ms.randn(7000, 3), ms.randint(0, 7000, { n }):to(id) }, function(_, w, at) return F.embedding(at, w) end)
+      end
     end
     same("float32", { ms.randn(50, 8), ms.randint(0, 50, { 25000 }) }, function(_, w, at) return F.embedding(at, w) end)
   end)

@@ -91,14 +91,18 @@ local EQUIVALENT = {
   { "^attention _Z%d+attend_kernel", "^setp%.ge%.s64", "setp%.lt%.s64[^;]*, 0;%s*$", "", "a pack begins before its row's end" },
   { "^flash_backward _Z20flash_queries.*ELb0E", "^setp%.gt%.s32", "", "^[^;]*;%s*mov%.pred%s+%%p%d+, %-1;",
     "the loop with masks gives the same where nothing is masked" },
+  { "^norm ", "^setp%.gt%.s64", "", "^%s+%S+ %S+ %-1;", "no pack begins before its row" },
+  { "^rotary ", "^setp%.gt%.s64", "", "^%s+%S+ %S+ %-1;", "no pack begins before its row" },
+  { "", "^setp%.lt%.f32", "", "^%s+%S+ %S+ 0f3F3504F3;", "log has the same bits at sqrt(1/2) from either side" },
+  { "", "^setp%.gt%.f64", "", "^%s+%S+ %S+ 0d8000000000000000;%s*mov%.f64[^;]*0d7FF0000000000000;",
+    "exp of 0 is computed elsewhere" },
+  { "", "^setp%.gt%.s32", "add%.s64[^;]*, %-8;%s*add%.s32[^;]*, %-1;%s*$", "^%s+%S+ %S+ 1;",
+    "the quotient by the first dimension is 0" },
+  { "", "^setp%.l[te]%.u32", "shl%.b32[^;]*, 1;%s*$", "^%s+%S+ %S+ %d*[13579];", "an even number is compared with an odd one" },
+  { "^product _Z11gelu_kernel", "^setp%.[en][qe]%.s64", "and%.b64[^;]*, 15;%s*$", "", "all its memory begins at 256 bytes" },
+  { "^optim _Z13choose_kernel", "^setp%.l[te]%.s32", "add%.s64[^;]*, %-1;%s*$", "", "every number of steps has its factors" },
+  { "^conv _Z11bias_kernel", "^setp%.ge%.s64", "min%.s64[^;]*;%s*$", "", "no segment of a channel is empty" },
 }
--- Is element e of a pack before its row? Packs begin at most 15 bytes before (first_pack in kernels/cuda/blocks.h).
-for _, module in ipairs { "rows", "loss", "attention" } do
-  for kind, e in pairs { d = "[2-7]", f = "[4-7]" } do
-    EQUIVALENT[#EQUIVALENT + 1] = { ("^%s .*kernelI%s"):format(module, kind), "^setp%.lt%.s64", "",
-      ("^%%s+%%S+, %%S+, %%-%s;"):format(e), "no pack begins so far before a row" }
-  end
-end
 
 --- Why a mutant (mutants.lua) computes the same; nil if it may differ.
 function M.changes_nothing(m)

@@ -84,11 +84,12 @@ local function module(name)
   write(("%s/%s.index"):format(folder, name), table.concat(index))
 end
 
--- A compiler cache gives objects without PTX: then it is made now. A file of PTX with a key is up to date.
-local function complete()
+-- A compiler cache gives objects without PTX: then it is made now. A file of PTX with a key is up to date, but that of
+-- functions.cu, which is no part of the build, only while the hash in the last key is `same`.
+local function complete(same)
   local sources = of_functions and source .. "/functions.cu" or root .. "/kernels/cuda"
   for name in output(("find '%s' -name '*.cu'"):format(sources)):gmatch "([%w_]+)%.cu\n" do
-    if not read(("%s/../sm_90/%s.key"):format(folder, name)) then
+    if of_functions and not same or not read(("%s/../sm_90/%s.key"):format(folder, name)) then
       run(("'%s/scripts/bench/support/ptx.sh' '%s/../sm_90' %s"):format(root, folder, name))
     end
   end
@@ -108,9 +109,9 @@ local function compile_all()
 end
 
 local function translate()
-  complete()
-  local translator = output(("cd '%s' && cat forms.lua translate.lua prepare.lua runtime.h | sha256sum"):format(source)):sub(1, 16)
+  local translator = output(("cd '%s' && cat forms.lua translate.lua prepare.lua runtime.h functions.* | sha256sum"):format(source)):sub(1, 16)
   local before, modules = read(folder .. "/key") or "", {}
+  complete(before:sub(1, 16) == translator)
   local key = translator .. "\n" .. output(("cd '%s/../sm_90' && sha256sum *.ptx"):format(folder))
   if key == before and read(folder .. "/index") then return end
   local same = before:sub(1, 16) == translator
