@@ -387,7 +387,10 @@ describe("on a GPU #cuda", function()
       -- A block computes a segment of 4 KiB, and a warp joins them.
       local least = 4096 / ms.zeros({ 1 }, { dtype = dtype }):element_size()
       for _, n in ipairs { 32 * least, 33 * least - 3 } do
-        local x = (ms.randn(2, n) + ms.tensor { { 0 }, { 40 } }):to(dtype)
+        local x = ms.randn(2, n) + ms.tensor { { 0 }, { 40 } }
+        x:narrow(2, 1, least):mul_(ms.tensor { { 4 }, { 1 } })        -- the largest is in the first or last segment
+        x:narrow(2, n - least + 1, least):mul_(ms.tensor { { 1 }, { 1.5 } })
+        x = x:to(dtype)
         local ids = ms.randint(0, n, { 2 })
         same(dtype, { x }, function(_, t) return t:softmax(2) end)
         same(dtype, { x, ids }, function(_, t, at) return F.cross_entropy(t, at, { reduction = "none" }) end)

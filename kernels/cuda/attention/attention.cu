@@ -154,6 +154,7 @@ __global__ void delta_kernel(heads h, strided_part g, strided_part o, const real
     if (row >= h.count * h.tq) return;
     int64_t i = row % h.tq, rest = row / h.tq;
     const S *a = (const S *)g.data + i * g.rs, *b = (const S *)o.data + i * o.rs;
+    ROLLED
     for (int d = h.n - 1; d >= 0; rest /= h.shape[d--]) {
         a += rest % h.shape[d] * g.stride[d];
         b += rest % h.shape[d] * o.stride[d];

@@ -42,6 +42,7 @@ __global__ void mse_join_kernel(int64_t parts, const double *part, double diviso
 {
     __shared__ double shared[BLOCK];
     double sum = 0;
+    ROLLED
     for (int64_t k = threadIdx.x; k < parts; k += BLOCK) sum += part[k];
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) store<double>(dtype, out, 0, sum / divisor);
