@@ -245,6 +245,7 @@ template <class E> __global__ void scan_totals_kernel(lines l, line_data from, s
     int64_t last = first + p.segment < l.length ? first + p.segment : l.length;
     const char *x = from.data + offset_of(line, l.ndim, l.shape, l.a);
     T sum = 0;
+    ROLLED
     for (int64_t k = first + threadIdx.x * WIDE; k < last; k += BLOCK * WIDE) {
         typename E::element v[WIDE];
         E::load(from, x, p.back ? l.length - WIDE - k : k, l.length, v);
@@ -267,6 +268,7 @@ template <class E> __global__ void scan_kernel(lines l, line_data from, line_dat
     char *o = to.data + offset_of(line, l.ndim, l.shape, l.b);
     bool back = p.back;
     T carry = 0;
+    ROLLED
     for (int64_t k = threadIdx.x; k < s; k += BLOCK) carry += ((const T *)p.totals)[line * p.segments + k];
     if (p.segments > 1) carry = group_sum(carry, BLOCK, shared);
     for (int64_t begin = first; begin < last; begin += BLOCK * WIDE) {

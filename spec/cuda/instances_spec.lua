@@ -349,7 +349,8 @@ describe("on a GPU #cuda", function()
     case("rests of packs of rows have the CPU's numbers in " .. dtype, function()
       -- A row is a warp's, a block's, or divided into segments.
       for _, size in ipairs(#TURNED == 1 and { { 2, 57, 65 }, { 23, 57, 65 } } or
-        { { 2, 57, 65 }, { 23, 57, 65 }, { 23, 345, 352 }, { 2, 2105, 2112 }, { 4, 2105, 2112 } }) do
+        { { 2, 57, 65 }, { 23, 57, 65 }, { 23, 345, 352 }, { 4, 601, 608 }, { 4, 857, 864 }, { 2, 2105, 2112 },
+          { 4, 2105, 2112 } }) do
         for n = size[2], size[3] do
           local offset = n > 65 and (n < size[2] + 4 and 1 or 2)         -- so that rows end in each place of a pack
           for odd = offset or 1, offset or 2 do

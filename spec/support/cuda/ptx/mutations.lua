@@ -99,6 +99,7 @@ local EQUIVALENT = {
   { "", "^setp%.gt%.s32", "add%.s64[^;]*, %-8;%s*add%.s32[^;]*, %-1;%s*$", "^%s+%S+ %S+ 1;",
     "the quotient by the first dimension is 0" },
   { "", "^setp%.l[te]%.u32", "shl%.b32[^;]*, 1;%s*$", "^%s+%S+ %S+ %d*[13579];", "an even number is compared with an odd one" },
+  { "^reduce _Z%d+scan_", "^setp%.ge%.u64", "add%.s64[^;]*, %-%d;%s*$", "", "backwards no element is behind the line" },
   { "^product _Z11gelu_kernel", "^setp%.[en][qe]%.s64", "and%.b64[^;]*, 15;%s*$", "", "all its memory begins at 256 bytes" },
   { "^optim _Z13choose_kernel", "^setp%.l[te]%.s32", "add%.s64[^;]*, %-1;%s*$", "", "every number of steps has its factors" },
   { "^conv _Z11bias_kernel", "^setp%.ge%.s64", "min%.s64[^;]*;%s*$", "", "no segment of a channel is empty" },
