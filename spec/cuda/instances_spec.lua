@@ -24,8 +24,8 @@ local function same(dtype, tensors, fn, odd)
     local out = { fn(device, unpack(x)) }
     if out[1].requires_grad then
       ms.manual_seed(9)
-      local n, first = out[1]:numel(), odd and 2 or 1
-      local g = ms.randn(n + 1):to(out[1].dtype):to(device):narrow(1, first, n)
+      local n, first = out[1]:numel(), odd and 2 or 1          -- nothing lies behind the gradient
+      local g = ms.randn(n + first - 1):to(out[1].dtype):to(device):narrow(1, first, n)
       out[1]:backward(g:reshape(out[1].shape))
       for _, t in ipairs(x) do out[#out + 1] = t.grad end
     end
@@ -132,6 +132,9 @@ describe("on a GPU #cuda", function()
       same(dtype, { random(200, 3, 3, 3), random(4, 3, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(40, 1, 4, 4), random(4, 1, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(80, 1, 1, 7), random(5, 1, 1, 3) }, function(_, x, w) return F.conv2d(x, w) end)
+      for n = 1, 8 do
+        same(dtype, { random(80, 1, 1, 12), random(1, 1, 1, n) }, function(_, x, w) return F.conv2d(x, w) end)
+      end
       same(dtype, { random(2, 12, 20) }, function(_, x) return F.fold(x, { 5, 6 }, 2) end)
       same(dtype, { random(2, 34, 75) }, function(_, x) return F.fold(x, { 4, 41 }, { 2, 17 }) end)
       same(dtype, { random(2, 3, 5, 6) }, function(_, x) return F.unfold(x, 2) end)
@@ -356,27 +359,33 @@ describe("on a GPU #cuda", function()
           for odd = offset or 1, offset or 2 do
             local rows = size[1]
             local function part(x) return x:narrow(1, odd, n) end
-            local function wide(x) return x:reshape(-1):narrow(1, odd, rows * n):reshape(rows, n) end
-            local x = random(rows + 1, n)
-            same(dtype, { x, random(n + 1), random(n + 1) }, function(_, t, w, b)
+            local function wide(x) return x:narrow(1, odd, rows * n):reshape(rows, n) end
+            -- Nothing lies behind the last row.
+            local x, r = random(rows * n + odd - 1), random(rows * n + odd - 1)
+            local w1, w2 = random(n + odd - 1), random(n + odd - 1)
+            local ids = ms.randint(0, n, { rows })
+            ids[1], ids[rows] = 0, n - 1
+            same(dtype, { x, w1, w2 }, function(_, t, w, b)
               local h = wide(t)
               local y = F.layer_norm(h, { n }, part(w), part(b))
               return y + h * 2                      -- the norm's gradient is added to that of the product
             end)
             if rows == 4 then break end             -- as many as a thread of a norm's gradient takes
-            same(dtype, { x, random(n + 1) }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end, true)
-            same(dtype, { x, x * 2, random(n + 1) }, function(_, t, r, w)
-              local y, h = F.rms_norm(wide(t), part(w), { residual = wide(r) })
+            same(dtype, { x, w1 }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end, true)
+            same(dtype, { x, r, w1 }, function(_, t, s, w)
+              local y, h = F.layer_norm(wide(t), { n }, part(w), nil, { residual = wide(s) })
               return y + h
             end)
-            same(dtype, { x }, function(_, t) return wide(t):softmax(2) end, true)
-            same(dtype, { x }, function(_, t) return wide(t):log_softmax(2) end)
+            for _, name in ipairs { "softmax", "log_softmax" } do
+              same(dtype, { x }, function(_, t) return wide(t)[name](wide(t), 2) end)
+              same(dtype, { x }, function(_, t) return wide(t)[name](wide(t), 2) end, true)
+            end
             same(dtype, { x }, function(_, t) return wide(t):cumsum(2) end)
             same(dtype, { x }, function(_, t)
               t = wide(t:detach())
               return t:sum(2), t:argmax(2)
             end)
-            same(dtype, { x, ms.randint(0, n, { rows }), random(n + 1):abs() }, function(_, t, at, w)
+            same(dtype, { x, ids, w1:abs() }, function(_, t, at, w)
               local options = { weight = part(w):detach(), label_smoothing = 0.1 }
               return F.cross_entropy(wide(t), at, options)
             end)
@@ -392,7 +401,7 @@ describe("on a GPU #cuda", function()
         x:narrow(2, 1, least):mul_(ms.tensor { { 4 }, { 1 } })        -- the largest is in the first or last segment
         x:narrow(2, n - least + 1, least):mul_(ms.tensor { { 1 }, { 1.5 } })
         x = x:to(dtype)
-        local ids = ms.randint(0, n, { 2 })
+        local ids = ms.tensor({ 0, n - 1 }, { dtype = "int64" })
         same(dtype, { x }, function(_, t) return t:softmax(2) end)
         same(dtype, { x, ids }, function(_, t, at) return F.cross_entropy(t, at, { reduction = "none" }) end)
         same(dtype, { x }, function(_, t) return F.layer_norm(t, { n }) end)
