@@ -141,6 +141,8 @@ describe("on a GPU #cuda", function()
       -- 64 lines, as many as a block may copy.
       same(dtype, { random(1, 1, 65, 256 / ms.zeros({ 1 }, { dtype = dtype }):element_size()) },
         function(_, x) return F.unfold(x, { 2, 4 }, { stride = { 1, 3 } }) end)
+      same(dtype, { random(2048, 8), random(8), random(8) },          -- sums of 64 segments
+        function(_, x, w, b) return F.layer_norm(x, { 8 }, w, b) end)
       for _, n in ipairs { 500, 1000 } do
         same(dtype, { random(30, n), random(n), random(n) },
           function(_, x, w, b) return F.layer_norm(x, { n }, w, b) end)
@@ -471,6 +473,15 @@ describe("on a GPU #cuda", function()
         x = x:detach()
         return x:t():max(1), x:argmin(2), x:narrow(2, 2, 60):sum(2), x:cumsum(1), x:cumsum(2), (x:sort(2))
       end)
+      for n = 1, 9 do
+        local x = numbers(n)
+        local y = x:clone()
+        y[n] = 30
+        for _, name in ipairs(BOUNDS[dtype] and { "equal", "allclose" } or { "equal" }) do
+          assert.is_true(x:to "cuda"[name](x:to "cuda", x:to "cuda"))
+          assert.is_false(x:to "cuda"[name](x:to "cuda", y:to "cuda"))
+        end
+      end
       same("float32", { numbers(6, 70), numbers(6, 70) }, function(_, x, y)
         x, y = x:detach(), y:detach()
         x:narrow(2, 1, 64):fill_(3)

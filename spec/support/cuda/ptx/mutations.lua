@@ -99,6 +99,8 @@ local EQUIVALENT = {
   { "", "^setp%.gt%.s32", "add%.s64[^;]*, %-8;%s*add%.s32[^;]*, %-1;%s*$", "^%s+%S+ %S+ 1;",
     "the quotient by the first dimension is 0" },
   { "", "^setp%.l[te]%.u32", "shl%.b32[^;]*, 1;%s*$", "^%s+%S+ %S+ %d*[13579];", "an even number is compared with an odd one" },
+  { "", "^setp%.lt%.s64", "add%.s64[^;]*, 2048;%s*$", "", "a round behind the end adds nothing" },
+  { "", "^setp%.lt%.f", "", "^%s+%S+ %S+ 0[fd]0+;%s*neg%.f[^;]*;%s*selp%.f[^;]*;%s*add%.rn", "the sum of a number and -0 is that of 0" },
   { "^norm _Z16norm_rows_kernel", "^setp%.gt%.s64", "add%.s64[^;]*, [1-7];%s*$", "", "behind a row's end the gradient is 0" },
   { "^reduce _Z%d+scan_", "^setp%.ge%.u64", "add%.s64[^;]*, %-%d;%s*$", "", "backwards no element is behind the line" },
   { "^product _Z11gelu_kernel", "^setp%.[en][qe]%.s64", "and%.b64[^;]*, 15;%s*$", "", "all its memory begins at 256 bytes" },
@@ -121,11 +123,15 @@ function M.changes_nothing(m)
       if (p == x and q == y) or (p == y and q == x) then return "of two equal numbers either is taken" end
     end
   end
-  local before = m.before:sub(-400)
-  x = m.old:find "^setp%.[lg][et]%.s64" and m.new:find "^setp%.[lg][te]%.s64" and m.after:match "^%s+%S+, (%%rd%d+), "
-  if x and (m.old:find "le" or m.old:find "gt") and before:find("add%.s64%s+" .. x .. ", %%rd%d+, 8;")
-    and m.after:sub(1, 500):find "and%.b64[^;]*, 15;" then
+  local before, number = m.before:sub(-400), m.after:match "^%s+%S+, %%(rd%d+), "
+  if number and (m.old == "setp.le.s64" or m.old == "setp.gt.s64")
+    and before:find("add%.s64%s+%%" .. number .. ", %%rd%d+, 8;") and m.after:sub(1, 600):find "and%.b64[^;]*, 15;" then
     return "a pack that ends with its row may be read one by one"
+  end
+  -- Not so those of unfolded images, and of lanes past a row's end.
+  if number and m.old == "setp.ge.u64" and m.before:sub(-1500):find("add%.s64%s+%%rd%d+, %%" .. number .. ", 8;")
+    and m.kernel.module ~= "columns" and not m.kernel.symbol:find "norm_rows" then
+    return "a pack begins in its row"
   end
   for _, e in ipairs(EQUIVALENT) do
     local kernel = m.kernel.module .. " " .. m.kernel.symbol
