@@ -268,7 +268,6 @@ template <class E> __global__ void scan_kernel(lines l, line_data from, line_dat
     char *o = to.data + offset_of(line, l.ndim, l.shape, l.b);
     bool back = p.back;
     T carry = 0;
-    ROLLED
     for (int64_t k = threadIdx.x; k < s; k += BLOCK) carry += ((const T *)p.totals)[line * p.segments + k];
     if (p.segments > 1) carry = group_sum(carry, BLOCK, shared);
     for (int64_t begin = first; begin < last; begin += BLOCK * WIDE) {
