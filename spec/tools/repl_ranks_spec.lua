@@ -323,7 +323,7 @@ describe("the start of a prompt over ranks", function()
   teardown(function() process.remove_folder(folder) end)
 
   it("runs files on every rank, again after restart", function()
-    process.write(folder .. "/one.lua", "mine = 10 * ms.dist.rank(); print('hello'); return 'given'")
+    process.write(folder .. "/one.lua", "mine = 10 * ms.dist.rank(); ms.dist.barrier(); print('hello'); return 'given'")
     local p = prompt.open { "luajit", prompt.program, "--ranks=2", folder .. "/one.lua" }
     finally(function() p:finish(0) end)
     assert.are.equal("rank 0: 0\nrank 1: 10", ask(p, "mine"))
