@@ -14,7 +14,7 @@ describe("compiled code", function()
     assert.are.equal(0, wrong)
   end)
 
-  -- With optimizations, which ms turns off there, most runs on ARM64 lost a variable here.
+  -- With the compiler, which ms turns off there, most runs on ARM64 lost a variable here.
   it("keeps the variables of nested loops with branches", function()
     local function window(x, h, w, oh, ow, k, s, p, d)
       local best, at, sum = -math.huge, nil, 0

@@ -196,7 +196,9 @@ function M.luajit(line)
   local slowly = read.best(function() interpreted(n) end, 0.05) / n
   text = ("%s; %.1f ns per iteration of a simple loop, %.1f ns interpreted"):format(text, seconds * 1e9, slowly * 1e9)
   if not jit.status() then
-    line("slow", "LuaJIT", text .. "; its compiler is off", "remove -joff or jit.off() from the command and script")
+    line("slow", "LuaJIT", text .. "; its compiler is off", jit.arch == "arm64"
+      and "2.1.0-beta3 compiles wrongly for ARM64: install a newer LuaJIT"
+      or "remove -joff or jit.off() from the command and script")
   elseif seconds > 0.5 * slowly then                    -- a compiled loop takes a tenth of an interpreted one
     line("slow", "LuaJIT", text .. ": the loop is not compiled",
       "a security policy may forbid memory that is written and executed (SELinux: execmem)")
