@@ -123,9 +123,10 @@ static ms_segment *arena_new(bool shared, size_t need)
     s->fd = -1;
     if (!pool.memory) pool.memory = memory_size();
     if (MS_ARENA && pool.memory > MS_ARENA) pool.memory = MS_ARENA;
-    // Peers map this memory too: the arenas of all ranks of a large machine must fit one address space.
+    // Peers map this memory too: the arenas of all ranks of a large machine must fit one address space. (qemu 7 keeps
+    // 24 bytes for each 4 KiB of it.) A rank that needs more than four times its share takes another arena.
     int local = shared ? ms__ranks_here() : 0;
-    size_t bytes = 2 * pool.memory / (size_t)(local > 8 ? local / 4 : 1);
+    size_t bytes = 2 * pool.memory / (size_t)(local > 2 ? local / 2 : 1);
     if (bytes < 4 * need) bytes = 4 * need;
     bytes = (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
     // Halve the reservation while a limit on address space (ulimit -v, valgrind) forbids it.

@@ -126,6 +126,8 @@ function Gang:verdict(k, reason)
       text = "left the test by " .. line.left
     elseif line and line.pending then
       text, weight = "pending: " .. line.pending, 3
+    elseif line and line.ok and self.dead and self.dead[r] then
+      text = "passed the test, then died"
     elseif line and line.ok then
       text, weight = "passed", 3
     elseif line then
