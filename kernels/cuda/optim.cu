@@ -51,6 +51,8 @@ template <class S, class T> static __device__ __forceinline__ T stored(T v)
     return load_one<T>(&s);
 }
 
+template <class... P> static __device__ inline bool all_wide(P... p) { return (((uintptr_t)p | ...) & 15) == 0; }
+
 // Steps elements [first, last) of one leaf. S: the type of parameter and gradient; T: that of states and arithmetic;
 // KEEPS: the set of states (formulas/optim/list.h). MASTERS: the optimizer has the option master_weights. scale:
 // multiplied with the gradient, unless it is 1.
@@ -64,8 +66,8 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     const S *g = (const S *)j.g;
     for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.
-    bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
-                (!B || is_wide(b + first)) && (!C || is_wide(c + first)) && is_wide(m + first);
+    bool wide = !std::is_same_v<S, double> && all_wide(p + first, g + first, A ? a + first : NULL, B ? b + first : NULL,
+                                                       C ? c + first : NULL, m + first);
     constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states, one pack per operand is too few bytes in flight
     int64_t rest = wide ? first + (last - first) / N * N : first;
     if constexpr (!std::is_same_v<S, double>) {

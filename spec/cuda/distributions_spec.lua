@@ -25,4 +25,17 @@ describe("a distribution on a GPU #cuda", function()
       ms.testing.assert_close(moved:log_prob(there):cpu(), d:log_prob(x), { rtol = 1e-9, atol = 1e-9 })
     end)
   end
+
+  it("gives the gradients of draws by their concentration, from the smallest to infinity", function()
+    local off = { validate_args = false }
+    local given = ms.tensor({ 1e-3, 0.3, 2, 40, 499, 501, 1e6, math.huge }, { dtype = "float64" })
+    local gradients = {}
+    for k, device in ipairs { "cpu", "cuda" } do
+      ms.manual_seed(5)
+      local a = given:to(device):detach():requires_grad_()
+      ms.distributions.Gamma(a, 1, off):rsample(50):sum():backward()
+      gradients[k] = a.grad:cpu()
+    end
+    ms.testing.assert_close(gradients[2], gradients[1], { rtol = 1e-9, atol = 1e-12, equal_nan = true })
+  end)
 end)

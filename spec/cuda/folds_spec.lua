@@ -48,6 +48,18 @@ for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
         check(x.grad, x64.grad, dtype, "gradient of cumsum")
       end)
     end
+    on_gpu("gives norms of infinite numbers and of 0", function()
+      local x = ms.randn(40, 24):to(dtype)
+      x[3][1], x[4][2], x[5][3], x[6][3] = math.huge, -math.huge, 0, math.huge
+      for _, t in ipairs { x, x:t(), x:narrow(2, 2, 21) } do
+        for _, power in ipairs { 0.5, 1, 3, 4, -0.5, -3, math.huge, -math.huge } do
+          for dim = 1, 2 do
+            local want, got = t:double():norm(power, dim), t:to "cuda":norm(power, dim):to "cpu":double()
+            assert.is_true(got:allclose(want, { rtol = 2 * bounds[dtype] }), "power " .. power)
+          end
+        end
+      end
+    end)
   end)
 end
 

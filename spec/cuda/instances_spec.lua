@@ -132,8 +132,9 @@ describe("on a GPU #cuda", function()
       same(dtype, { random(200, 3, 3, 3), random(4, 3, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(40, 1, 4, 4), random(4, 1, 3, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       same(dtype, { random(80, 1, 1, 7), random(5, 1, 1, 3) }, function(_, x, w) return F.conv2d(x, w) end)
-      for n = 1, 8 do
-        same(dtype, { random(80, 1, 1, 12), random(1, 1, 1, n) }, function(_, x, w) return F.conv2d(x, w) end)
+      for n = 1, 9 do                     -- the second: three images to a run of parts
+        same(dtype, { random(79, 1, 1, 12), random(1, 1, 1, n) }, function(_, x, w) return F.conv2d(x, w) end)
+        same(dtype, { random(170, 1, 1, 3), random(n + 2, 1, 1, 3) }, function(_, x, w) return F.conv2d(x, w) end)
       end
       same(dtype, { random(2, 12, 20) }, function(_, x) return F.fold(x, { 5, 6 }, 2) end)
       same(dtype, { random(2, 34, 75) }, function(_, x) return F.fold(x, { 4, 41 }, { 2, 17 }) end)
@@ -358,8 +359,8 @@ describe("on a GPU #cuda", function()
     case("rests of packs of rows have the CPU's numbers in " .. dtype, function()
       -- A row is a warp's, a block's, or divided into segments.
       for _, size in ipairs(#TURNED == 1 and { { 2, 57, 65 }, { 23, 57, 65 } } or
-        { { 2, 57, 65 }, { 23, 57, 65 }, { 23, 345, 352 }, { 4, 601, 608 }, { 4, 857, 864 }, { 2, 2105, 2112 },
-          { 4, 2105, 2112 } }) do
+        { { 2, 57, 65 }, { 23, 57, 65 }, { 4, 601, 608 }, { 24, 345, 352 }, { 24, 601, 608 }, { 24, 857, 864 },
+          { 2, 2105, 2112 }, { 4, 2105, 2112 } }) do
         for n = size[2], size[3] do
           local offset = n > 65 and (n < size[2] + 4 and 1 or 2)         -- so that rows end in each place of a pack
           for odd = offset or 1, offset or 2 do
@@ -376,7 +377,7 @@ describe("on a GPU #cuda", function()
               local y = F.layer_norm(h, { n }, part(w), part(b))
               return y + h * 2                      -- the norm's gradient is added to that of the product
             end)
-            if rows == 4 then break end             -- as many as a thread of a norm's gradient takes
+            if rows == 4 or rows == 24 then break end    -- as many as a thread of a norm's gradient, and a block, takes
             same(dtype, { x, w1 }, function(_, t, w) return F.rms_norm(wide(t), { n }, part(w)) end, true)
             same(dtype, { x, r, w1 }, function(_, t, s, w)
               local y, h = F.layer_norm(wide(t), { n }, part(w), nil, { residual = wide(s) })
@@ -411,6 +412,12 @@ describe("on a GPU #cuda", function()
         same(dtype, { x }, function(_, t) return t:softmax(2) end)
         same(dtype, { x, ids }, function(_, t, at) return F.cross_entropy(t, at, { reduction = "none" }) end)
         same(dtype, { x }, function(_, t) return F.layer_norm(t, { n }) end)
+        -- Exponentials of differences from the largest are below the normal range, of float32 and of float64.
+        local far = x:clone()
+        far:narrow(2, least + 1, least):sub_(95)
+        far:narrow(2, 2 * least + 1, least):sub_(728)
+        same(dtype, { far }, function(_, t) return t:softmax(2) end)
+        same(dtype, { far, ids }, function(_, t, at) return F.cross_entropy(t, at, { reduction = "none" }) end)
         same(dtype, { x }, function(_, t)
           t = t:detach()
           return t:max(2), t:argmin(2), t:mean(2)
@@ -418,10 +425,10 @@ describe("on a GPU #cuda", function()
       end
     end)
     if dtype:find "16" then
-      case("attention in tiles has the CPU's numbers for lengths that end in each eighth of a tile, in " .. dtype,
+      case("attention in tiles has the CPU's numbers for lengths that end in each row of a warp's, in " .. dtype,
         function()
         for _, width in ipairs { 64, 128 } do
-          for n = 1, 64, 9 do
+          for _, n in ipairs { 1, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 37, 46, 55, 64 } do
             for _, causal in ipairs { false, true } do
               -- The CPU rounds other intermediate results.
               local x = { random(1, 1, n, width), random(1, 1, n, width), random(1, 1, n, width) }
@@ -433,6 +440,11 @@ describe("on a GPU #cuda", function()
         end
       end)
     end
+    case("the gradient of a norm over many rows and columns has the CPU's numbers in " .. dtype, function()
+      -- Each group of a block's threads has rows.
+      same(dtype, { random(64, 67584), random(67584), random(67584) },
+        function(_, x, w, b) return F.layer_norm(x, { 67584 }, w, b) end)
+    end)
     case("running sums of long lines have the CPU's numbers and gradients in " .. dtype, function()
       same(dtype, { random(2, 5000) }, function(_, x) return x:cumsum(2) end)
       same(dtype, { random(5000, 2) }, function(_, x) return x:cumsum(1) end)

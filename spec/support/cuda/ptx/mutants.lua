@@ -26,8 +26,9 @@ local function draw(n)
   return state % n + 1
 end
 
---- A kernel's body with one instruction of this kind changed: { kind, kernel, body, trapped, old, new, line, before, after };
---- nil if there is none. trapped: the body with `trap` in its place; before, after: the text around it.
+--- A kernel's body with one instruction of this kind changed: { kind, kernel, body, trapped, equal, old, new, line, before,
+--- after }; nil if there is none. trapped: the body with `trap` in its place; equal: with a trap where `<` and `<=` differ,
+--- if it is one of those; before, after: the text around it.
 local function mutant(kernel, kind)
   local body = planted.body_of(kernel)
   local all = mutations.candidates(body, kind)
@@ -36,9 +37,12 @@ local function mutant(kernel, kind)
     if c.new then
       local before, after = body:sub(1, c.from - 1), body:sub(c.to)
       local predicated = before:match "@!?%%%w+%s*$" or ""             -- of the instruction: it would also guard the trap
+      local start, rest = before:sub(1, -1 - #predicated), predicated .. body:sub(c.from)
+      local type, operands = c.old:match "^setp%.[lg][te]%.(%w+)$", after:match "^%s+%S+,([^;]+;)"
       return { kind = kind[1], kernel = kernel, before = before, body = before .. c.new .. after, old = c.old,
-        new = c.new, line = c.line, after = after,
-        trapped = before:sub(1, -1 - #predicated) .. predicated .. "trap; " .. predicated .. body:sub(c.from) }
+        new = c.new, line = c.line, after = after, trapped = start .. predicated .. "trap; " .. rest,
+        equal = type and (".reg .pred %%meets; %ssetp.eq.%s %%meets,%s @%%meets trap; %s"):format(start,
+          (type:gsub("^u", "b")), operands, rest) }
     end
   end
 end
@@ -140,7 +144,9 @@ while made < numbers.count do
       local file, by = finder(m.kernel, m.body)
       found = found + (file and 1 or 0)
       local said = file and ("found by %s / %s"):format(file, by) or
-        finder(m.kernel, m.trapped) and "SURVIVED" or "SURVIVED, no spec runs the instruction"
+        not finder(m.kernel, m.trapped) and "SURVIVED, no spec runs the instruction" or
+        m.equal and (finder(m.kernel, m.equal) and "SURVIVED, also where both are equal" or "SURVIVED, both are never equal") or
+        "SURVIVED"
       print(("%2d %-9s %s %s: line %d of its body, %s -> %s: %s"):format(made, m.kind, m.kernel.module, m.kernel.symbol, m.line,
         m.old, m.new, said))
       io.stdout:flush()

@@ -85,7 +85,6 @@ local EQUIVALENT = {
   -- A half type as float32, for NCCL: what follows the last element is the end of a block of scratch memory.
   { "^optim _Z%d+finish_kernelI%dms_%w+fE", "^setp%.ge%.s64", "", "^[^\n]*\n[^\n]* bra [^\n]*\n%s*st%.global%.u32",
     "nothing lies behind the last element" },
-  { "^mse _Z16mse_parts_kernel", "^setp%.ge%.s64", "min%.s64[^;]*;%s*$", "", "no block's part is empty" },
   { "^embedding _Z12index_kernel", "^setp%.le%.s64", "_%d+:%s*$", "^[^;]*;%s*@%%p%d+ bra [^;]*;%s*ld%.param",
     "a line has a position, or nothing is launched" },
   { "^attention _Z%d+attend_kernel", "^setp%.ge%.s64", "setp%.lt%.s64[^;]*, 0;%s*$", "", "a pack begins before its row's end" },
@@ -93,6 +92,10 @@ local EQUIVALENT = {
     "the loop with masks gives the same where nothing is masked" },
   { "^norm ", "^setp%.gt%.s64", "", "^%s+%S+ %S+ %-1;", "no pack begins before its row" },
   { "^rotary ", "^setp%.gt%.s64", "", "^%s+%S+ %S+ %-1;", "no pack begins before its row" },
+  { "^embedding ", "^setp%.gt%.s64", "", "^%s+%S+ %S+ %-1;", "no pack begins before its row" },
+  { "^attention _Z22attend_backward", "^setp%.gt%.s64", "", "^%s+%S+ %S+ %-1;", "what is read before a row is not stored" },
+  { "^batch_norm _Z9bn_kernel", "^setp%.ge%.s64", "shl%.b64[^;]*, 3;%s*mul[^;]*;%s*mul[^;]*;%s*$", "", "nothing of a pack behind the end is read" },
+  { "^norm _Z17norm_parts_kernel", "^setp%.ge%.s64", "setp%.ge%.s64[^;]*;%s*$", "", "nothing of a pack behind the end is read" },
   { "", "^setp%.lt%.f32", "", "^%s+%S+ %S+ 0f3F3504F3;", "log has the same bits at sqrt(1/2) from either side" },
   { "", "^setp%.gt%.f64", "", "^%s+%S+ %S+ 0d8000000000000000;%s*mov%.f64[^;]*0d7FF0000000000000;",
     "exp of 0 is computed elsewhere" },
@@ -102,10 +105,11 @@ local EQUIVALENT = {
   { "", "^setp%.lt%.s64", "add%.s64[^;]*, 2048;%s*$", "", "a round behind the end adds nothing" },
   { "", "^setp%.lt%.f", "", "^%s+%S+ %S+ 0[fd]0+;%s*neg%.f[^;]*;%s*selp%.f[^;]*;%s*add%.rn", "the sum of a number and -0 is that of 0" },
   { "^norm _Z16norm_rows_kernel", "^setp%.gt%.s64", "add%.s64[^;]*, [1-7];%s*$", "", "behind a row's end the gradient is 0" },
+  { "^norm _Z16norm_dots_kernel", "^setp%.l[te]%.s64", "and%.b32[^;]*, 2040;%s*cvt[^;]*;%s*$", "", "a round behind the end adds nothing" },
   { "^reduce _Z%d+scan_", "^setp%.ge%.u64", "add%.s64[^;]*, %-%d;%s*$", "", "backwards no element is behind the line" },
   { "^product _Z11gelu_kernel", "^setp%.[en][qe]%.s64", "and%.b64[^;]*, 15;%s*$", "", "all its memory begins at 256 bytes" },
   { "^optim _Z13choose_kernel", "^setp%.l[te]%.s32", "add%.s64[^;]*, %-1;%s*$", "", "every number of steps has its factors" },
-  { "^conv _Z11bias_kernel", "^setp%.ge%.s64", "min%.s64[^;]*;%s*$", "", "no segment of a channel is empty" },
+  { "^reduce _Z11join_kernelIl", "^setp%.lt%.s64", "", "^[^;]*;%s*ld%.global%.u64", "what lies behind the last part is not read" },
 }
 
 --- Why a mutant (mutants.lua) computes the same; nil if it may differ.
@@ -119,8 +123,12 @@ function M.changes_nothing(m)
   end
   local x, y = m.after:match "^%s+%S+, (%S+), (%S+);"
   if m.kind == "predicate" and x and m.old:find "%.[lg][te]%." then
-    for p, q in m.after:sub(1, 300):gmatch "selp%.%w+%s+%S+, (%S+), (%S+), " do
-      if (p == x and q == y) or (p == y and q == x) then return "of two equal numbers either is taken" end
+    local of = {}                                    -- what a register is taken from
+    for to, p, q in m.after:sub(1, 300):gmatch "selp%.%w+%s+(%S+), (%S+), (%S+), " do
+      if (p == x and q == y) or (p == y and q == x) or p == y and of[q] == x then
+        return "of two equal numbers either is taken"
+      end
+      of[to] = q
     end
   end
   local before, number = m.before:sub(-400), m.after:match "^%s+%S+, %%(rd%d+), "
@@ -128,11 +136,22 @@ function M.changes_nothing(m)
     and before:find("add%.s64%s+%%" .. number .. ", %%rd%d+, 8;") and m.after:sub(1, 600):find "and%.b64[^;]*, 15;" then
     return "a pack that ends with its row may be read one by one"
   end
+  if m.old == "setp.lt.s64" and y == "0" and m.before:find("add%.s64%s+%%rd%d+, %" .. x .. ", 8;") and m.after:find "^[^\n]*\n[^\n]*\n%s*or%.pred" then
+    return "a pack that begins with its row may be read one by one"
+  end
   -- Not so those of unfolded images, and of lanes past a row's end.
-  if number and m.old == "setp.ge.u64" and m.before:sub(-1500):find("add%.s64%s+%%rd%d+, %%" .. number .. ", 8;")
+  if number and m.old == "setp.ge.u64" and m.before:find("add%.s64%s+%%rd%d+, %%" .. number .. ", 8;")
     and m.kernel.module ~= "columns" and not m.kernel.symbol:find "norm_rows" then
     return "a pack begins in its row"
   end
+  -- A part ends at the number of all, and nothing is launched, or the thread has returned, where it would begin there.
+  if x and y:find "^%%" and m.old:find "^setp%.[lg][te]%.s64" then
+    local sum = before:match(("min%%.s64%%s+%%%s, (%%S+), "):format(y))
+    if sum and before:find(("add%%.s64%%s+%%%s, %%%s, "):format(sum, x)) then return "no part is empty" end
+  end
+  local difference = m.kind == "order" and m.new:match "^sub%.rn%.f%d+%s+(%%fd?%d+),"
+  local square = difference and m.after:match(("^%%s*mul%%.rn%%.f%%d+%%s+%%S+, %%%s, %%%s;()"):format(difference, difference))
+  if square and not m.after:find("%" .. difference .. "%f[%D]", square) then return "the difference is squared" end
   for _, e in ipairs(EQUIVALENT) do
     local kernel = m.kernel.module .. " " .. m.kernel.symbol
     if kernel:find(e[1]) and m.old:find(e[2]) and before:find(e[3]) and m.after:find(e[4]) then return e[5] end
