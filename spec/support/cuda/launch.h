@@ -79,7 +79,7 @@ cudaError_t launch(stream_state *s, const char *what, bool barriers, void (*kern
                    unsigned threads, size_t shared, std::tuple<P...> args)
 {
     MS_MAY_FAIL(cudaLaunchKernel);
-    if (threads == 0 || threads > MAX_THREADS) return cudaErrorInvalidValue;
+    if (threads == 0 || threads > MAX_THREADS || blocks == 0 || blocks > 0x7fffffff) return cudaErrorInvalidValue;
     if (shared > shared_limit((const void *)kernel)) return cudaErrorInvalidValue;
     std::string name = what;
     static constexpr size_t sizes[] = { sizeof(P)... };

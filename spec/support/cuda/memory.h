@@ -88,6 +88,7 @@ inline arena *arena_of(const void *p)
     return nullptr;
 }
 
+inline uint64_t births = 0;
 // WRITTEN: since its allocation. BEYOND: behind the bytes for which the engine's pool uses a block.
 enum : uint8_t { UNWRITTEN, WRITTEN, BEYOND };
 inline void mark_used(const void *p, size_t used, size_t size)
@@ -99,9 +100,11 @@ inline void mark_used(const void *p, size_t used, size_t size)
     uint8_t *marks = a->written + ((const char *)p - a->base);
     memset(marks, UNWRITTEN, used);
     memset(marks + used, BEYOND, size - used);
+    std::lock_guard<std::mutex> hold(memory_lock);
+    auto block = a->live.find((char *)p);
+    if (block != a->live.end()) block->second.born = ++births;
 }
 
-inline uint64_t births = 0;
 // What a library's stand-in writes is not known: allocations up to this number count as written.
 inline std::atomic<uint64_t> foreign { 0 };
 inline void wrote_foreign()

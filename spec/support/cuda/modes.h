@@ -131,7 +131,8 @@ inline modes read_modes()
         fprintf(
             stderr,
             "emulated GPU: MOONSHARD_EMULATOR is '%s': '%s' is not one of seed:N, late, chunks, warps, shared, align, "
-            "check, compare, approx:N, tensor:a100, tensor:h100 and fail:CALL:N:ERROR (a CUDA function, the number of "
+            "check, compare, wide, approx:N, tensor:a100, tensor:h100 and fail:CALL:N:ERROR (a CUDA function, the "
+            "number of "
             "the call, an error code)\n",
             all.c_str(), word.c_str());
         _exit(2);

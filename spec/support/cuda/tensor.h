@@ -47,7 +47,7 @@ struct half_format {
 // cores", PeerJ Computer Science 2021 (e330), measured the truncation, and blocks of 8 on the A100; Li et al., "FTTN",
 // CCGrid 2024 (arXiv:2403.00232), the extra bits; Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores", 2025
 // (arXiv:2512.07004), give 1 extra bit for the A100, blocks of 16 and 2 extra bits for the H100. What they say about
-// exponents below -126 is left out.
+// exponents below -126 is left out. Without such a mode (below) the sum is one of doubles, rounded to float once.
 inline float add_truncated(int gpu, float c, const double *a, const double *b, int least)
 {
     const int block = gpu == 80 ? 8 : 16, extra = gpu == 80 ? 1 : 2;

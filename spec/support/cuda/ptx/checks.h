@@ -78,10 +78,10 @@ class block_checks
         char *to;
         int bytes, line;
     };
-    // No kernel accesses single bytes of shared memory, so these marks miss nothing. In global memory, of two threads
-    // that write different bytes of a word only the last one's marks are kept.
-    enum { SHARED_UNIT = 2, GLOBAL_UNIT = 4 };
-    std::vector<word> shared { (size_t)MOST_SHARED / SHARED_UNIT };
+    // No kernel accesses single bytes of shared memory. In global memory, of two threads that write the two bytes of a
+    // unit only the last one's marks are kept.
+    enum { UNIT = 2 };
+    std::vector<word> shared { (size_t)MOST_SHARED / UNIT };
     word *global[8] = {};       // of each arena, mapped but mostly untouched
     std::vector<range> ranges;  // what a kernel may access; sorted
     size_t recent[4] = {};      // indices of ranges that were accessed last
@@ -89,7 +89,7 @@ class block_checks
     std::vector<uint64_t> together, arrivals[2];
     std::vector<std::vector<copy_of>> copies { (size_t)MAX_THREADS };
     uint64_t launch = 0, block = 0;
-    char *window = nullptr;
+    char *window = nullptr, *gap = nullptr, *dynamic = nullptr, *end_of_shared = nullptr;
     void *constants = nullptr;
 
     static unsigned thread() { return here.now->thread.x; }
@@ -142,7 +142,6 @@ class block_checks
             w.wrote.bytes |= by.bytes;
         } else w.wrote = by;
     }
-    template <int UNIT>
     static unsigned mask(const char *at, int n, int k)  // the bytes of the k-th word of n bytes at `at`
     {
         unsigned all = (1u << UNIT) - 1, skip = (unsigned)((uintptr_t)at % UNIT);
@@ -150,16 +149,16 @@ class block_checks
         unsigned m = left >= UNIT ? all : (1u << left) - 1;
         return k == 0 ? m & (all << skip) : m;
     }
-    word &shared_word(const char *at) { return shared[(size_t)(at - dynamic_base()) / SHARED_UNIT]; }
+    word &shared_word(const char *at) { return shared[(size_t)(at - dynamic_base()) / UNIT]; }
     uint64_t of_block() const { return launch << 32 | (block & 0xffffffff); }
 
     void in_shared(char *at, int n, access_kind kind, int line, bool async = false)
     {
         mark by = now((unsigned)line, 0, kind);
-        for (int k = 0; k * SHARED_UNIT < n + (int)((uintptr_t)at % SHARED_UNIT); k++) {
-            char *byte = at + k * SHARED_UNIT;
+        for (int k = 0; k * UNIT < n + (int)((uintptr_t)at % UNIT); k++) {
+            char *byte = at + k * UNIT;
             word &w = shared_word(byte);
-            by.bytes = (uint8_t)mask<SHARED_UNIT>(at, n, k);
+            by.bytes = (uint8_t)mask(at, n, k);
             if (w.owner == of_block() && w.copying && (kind == READ || w.copying != by.thread + 1))
                 fault("line %d: %s byte %td of shared memory, to which thread %d copies without having waited", line,
                       kind == READ ? "reads" : "writes", byte - window, w.copying - 1);
@@ -204,16 +203,15 @@ class block_checks
         if (kind != READ) wrote(at, (size_t)n);
         word *&words = global[a - arenas];
         if (!words) {
-            void *p = mmap(nullptr, a->bytes / GLOBAL_UNIT * sizeof(word), PROT_READ | PROT_WRITE,
+            void *p = mmap(nullptr, a->bytes / UNIT * sizeof(word), PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (p == MAP_FAILED) fault("no memory for the marks of global memory");
             words = (word *)p;
         }
         mark by = now((unsigned)line, 0, kind);
-        for (int k = 0; k * GLOBAL_UNIT < n + (int)((uintptr_t)at % GLOBAL_UNIT); k++) {
-            by.bytes = (uint8_t)mask<GLOBAL_UNIT>(at, n, k);
-            touch(words[(size_t)(at - a->base) / GLOBAL_UNIT + (size_t)k], launch << 32, at + k * GLOBAL_UNIT, by,
-                  kind);
+        for (int k = 0; k * UNIT < n + (int)((uintptr_t)at % UNIT); k++) {
+            by.bytes = (uint8_t)mask(at, n, k);
+            touch(words[(size_t)(at - a->base) / UNIT + (size_t)k], launch << 32, at + k * UNIT, by, kind);
         }
     }
 
@@ -227,9 +225,11 @@ class block_checks
         constants = dladdr(library, &of) ? of.dli_fbase : nullptr;
         ranges = ranges_of_memory();
     }
-    void begin(char *shared_memory, unsigned threads)
+    // Shared memory: `fixed` bytes of the kernel's variables, `rest` bytes that the launch adds, which begin at
+    // `added`.
+    void begin(char *shared_memory, size_t fixed, char *added, size_t rest, unsigned threads)
     {
-        window = shared_memory;
+        window = shared_memory, gap = window + fixed, dynamic = added, end_of_shared = added + rest;
         block++;
         met.assign(threads, 0);
         warps_met.assign(threads, 0);
@@ -245,8 +245,9 @@ class block_checks
         if (space == 'o') fault("line %d: %d bytes at %p, outside of the thread's local memory", line, n, p);
         if (space == 'l') return;
         bool inside = at >= window && at + n <= end;
-        if (space == 's' && !inside)
-            fault("line %d: %d bytes at %td of shared memory, which has %td", line, n, at - window, end - window);
+        if ((space == 's' && !inside) || (inside && (at + n > end_of_shared || (at < dynamic && at + n > gap))))
+            fault("line %d: %d bytes at %td of shared memory, which has %td", line, n, at - window,
+                  (at < dynamic ? gap : end_of_shared) - window);
         if (space == 'g' && inside)
             fault("line %d: an instruction for global memory accesses byte %td of shared memory", line, at - window);
         if (inside) return in_shared(at, n, (access_kind)kind, line);
@@ -266,7 +267,7 @@ class block_checks
         auto &mine = copies[thread()];
         size_t done = mine.size() - here.self->copies.size();
         for (size_t k = 0; k < done; k++) {
-            for (int i = 0; i < mine[k].bytes; i += SHARED_UNIT) shared_word(mine[k].to + i).copying = 0;
+            for (int i = 0; i < mine[k].bytes; i += UNIT) shared_word(mine[k].to + i).copying = 0;
             in_shared(mine[k].to, mine[k].bytes, WRITE, mine[k].line);
         }
         mine.erase(mine.begin(), mine.begin() + (ptrdiff_t)done);

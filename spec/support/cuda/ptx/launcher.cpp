@@ -251,10 +251,10 @@ const ptx_machine machine = {
     barrier, warp_barrier, shuffle_word, product, load, copy, copy_async_commit, wait, watch
 };
 
+size_t lines_of(size_t bytes) { return (bytes + 127) / 128 * 128; }
 char *window(const translation &t, size_t dynamic)
 {
-    auto up = [](size_t n) { return (n + 127) / 128 * 128; };
-    return dynamic_base() + MOST_SHARED - up(t.shared) - up(dynamic);
+    return dynamic_base() + MOST_SHARED - lines_of(t.shared) - lines_of(dynamic);
 }
 thread_local char *shared_window;
 
@@ -297,7 +297,7 @@ void before_block(const void *of, size_t dynamic, unsigned threads)
     const translation &t = *(const translation *)of;
     check_limits(t, dynamic, threads);
     shared_window = window(t, dynamic);
-    if (mode.check) checks.begin(shared_window, threads);
+    if (mode.check) checks.begin(shared_window, t.shared, shared_window + lines_of(t.shared), dynamic, threads);
 }
 void run(const void *of, const void *const *arguments)
 {

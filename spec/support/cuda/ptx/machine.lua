@@ -5,7 +5,8 @@
 --- and accesses fewer; a kernel without one where the PTX has some is a fault, as is a spill. Status 1: faults; 3:
 --- there is no cuobjdump (CUDA's toolkit has it, and PyPI: nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm).
 package.path = "./?.lua;" .. package.path
-local output = require "spec.support.process".output
+local process = require "spec.support.process"
+local output = process.output
 local M = {}
 
 --- The kinds: patterns of their opcodes in PTX and in machine code; `own`: ptxas has uses of its own for them.
@@ -97,7 +98,8 @@ function M.tool() return output("PATH=$PATH:/usr/local/cuda/bin command -v cuobj
 local function read_machine(library, ptx)
   local folder, out = output "mktemp -d":match "%S+", {}
   for module in pairs(ptx) do out[module] = {} end
-  os.execute(("cd '%s' && '%s' -xelf all '%s' >/dev/null"):format(folder, M.tool(), library))
+  local command = ("cd '%s' && '%s' -xelf all '%s' >/dev/null"):format(folder, M.tool(), library)
+  assert(os.execute(command) == 0, command)
   for file in output(("ls '%s'"):format(folder)):gmatch "%S+" do
     local arch, module = file:match "%.(sm_%d+)%.cubin$", nil
     -- A cubin is of one file; kernels of a header may be in several.
@@ -157,7 +159,7 @@ if arg and arg[0] and arg[0]:find "machine%.lua$" then
     io.stderr:write "machine.lua: there is no cuobjdump\n"
     os.exit(3)
   end
-  local faulty, compared = M.run(os.getenv "MOONSHARD_BUILD" or "build", arg, print)
+  local faulty, compared = M.run(process.build, arg, print)
   print(("%d kernels compared, %d faults"):format(compared, faulty))
   os.exit(faulty == 0 and compared > 0 and 0 or 1)
 end

@@ -254,6 +254,12 @@ end
 
 -- ---- declarations ----
 
+-- What a register holds before it is written: no number that a kernel would begin a sum with.
+local function unwritten(t)
+  if t == "pred" then return 1 end
+  return t:find "^f" and '__builtin_nan("")' or "(" .. t:gsub("^[us](%d)", "b%1") .. ")0xbadbadbadbadbadb"
+end
+
 local function declare(b, text)
   local t, names = text:match "^%.reg%s+%.(%a+%d*)%s+(.*)$"
   if t then
@@ -263,10 +269,10 @@ local function declare(b, text)
       local registers = {}
       if n then
         for k = 0, tonumber(n) - 1 do
-          if b.occurs[prefix .. k] then registers[#registers + 1] = c_name(prefix .. k) .. " = 0" end
+          if b.occurs[prefix .. k] then registers[#registers + 1] = c_name(prefix .. k) .. " = " .. unwritten(t) end
         end
       else
-        registers[1] = c_name(name) .. " = 0"
+        registers[1] = c_name(name) .. " = " .. unwritten(t)
       end
       if registers[1] then b.out[#b.out + 1] = ("%s %s;"):format((t:gsub("^[us](%d)", "b%1")), table.concat(registers, ", ")) end
     end
