@@ -27,8 +27,8 @@ local function new(path)
   -- The machine's own sources of Debian's packages.
   local sources = "/etc/apt/sources.list.d/debian.sources"
   if not lfs.attributes(sources) then sources = "/etc/apt/sources.list" end
-  local code, out, err = run(self, { "mmdebstrap", "--variant=apt", "--dpkgopt=force-unsafe-io", "--quiet", release, path,
-    sources }, 400)
+  local code, out, err = run(self, { "mmdebstrap", "--variant=apt", "--dpkgopt=force-unsafe-io", "--quiet",
+    '--aptopt=Acquire::Retries "5"', release, path, sources }, 400)
   assert(code == 0, "mmdebstrap failed:\n" .. out .. err)
   os.execute(("cp -L /etc/resolv.conf '%s/etc/'"):format(path))
   return self

@@ -5,6 +5,7 @@
 // open until it is mapped, and mapped until the process exits.
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,12 +52,18 @@ static void unlist_file(const char *path)
 }
 
 // Removes from the list the files that a process uses. Checks the process's descriptors before its mappings, because a
-// file is mapped before it is closed. A process whose /proc this user cannot read does not belong to this user's jobs.
+// file is mapped before it is closed. A process that has ended, or whose /proc this user cannot read, uses none of this
+// user's jobs; where another error hides what it uses, nothing is removed.
+static bool hidden(const void *opened)
+{
+    return !opened && errno != ENOENT && errno != ESRCH && errno != EACCES && errno != EPERM;
+}
 static void unlist_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];
     snprintf(path, sizeof path, "/proc/%.20s/fd", pid);
     DIR *d = opendir(path);
+    if (hidden(d)) stale.n = 0;
     for (struct dirent *e; d && (e = readdir(d));) {
         ssize_t n = readlinkat(dirfd(d), e->d_name, to, sizeof to - 1);
         if (n <= 0) continue;
@@ -66,6 +73,7 @@ static void unlist_used_by(const char *pid)
     if (d) closedir(d);
     snprintf(path, sizeof path, "/proc/%.20s/maps", pid);
     FILE *f = fopen(path, "re");
+    if (hidden(f)) stale.n = 0;
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         const char *at = strchr(line, '/');
