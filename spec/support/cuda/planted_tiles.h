@@ -79,7 +79,7 @@ const known_sum KNOWN[] = {
     { MOST, { { 0, 1, 0x1p103f } }, 1, INFINITY, MOST, MOST },  // the largest number, not infinity
     { MOST, { { 0, 1, 0x1p104f } }, 1, INFINITY, INFINITY, INFINITY },
     { 5, { { 3, 1, INFINITY } }, 1, INFINITY, INFINITY, INFINITY },
-    { -3, { { 15, 1, 1 } }, 1, -2, -2, -2 },
+    { 0x1p60f, { { 0, 1, 1 }, { 15, 1, -0x1p60f } }, 1, 1, 0, 0 },  // a double would lose the 1
 };
 bool known_sums(float known_sum::*expected)
 {

@@ -47,7 +47,7 @@ struct half_format {
 // cores", PeerJ Computer Science 2021 (e330), measured the truncation, and blocks of 8 on the A100; Li et al., "FTTN",
 // CCGrid 2024 (arXiv:2403.00232), the extra bits; Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores", 2025
 // (arXiv:2512.07004), give 1 extra bit for the A100, blocks of 16 and 2 extra bits for the H100. What they say about
-// exponents below -126 is left out. Without such a mode (below) the sum is one of doubles, rounded to float once.
+// exponents below -126 is left out.
 inline float add_truncated(int gpu, float c, const double *a, const double *b, int least)
 {
     const int block = gpu == 80 ? 8 : 16, extra = gpu == 80 ? 1 : 2;
@@ -66,6 +66,23 @@ inline float add_truncated(int gpu, float c, const double *a, const double *b, i
     return c;
 }
 
+// The same sum, rounded to float once: of doubles, which add most products without loss, otherwise in binary128, which
+// does so while the terms lie within 2^84 of each other.
+inline float add_exactly(float c, const double *a, const double *b)
+{
+    double sum = c;
+    bool lost = false;
+    for (int k = 0; k < 16; k++) {
+        double one = a[k] * b[k], next = sum + one, added = next - sum;
+        lost |= (sum - (next - added)) + (one - added) != 0;  // what the addition rounds off (Knuth's two-sum)
+        sum = next;
+    }
+    if (!lost) return (float)sum;
+    __float128 wide = c;
+    for (int k = 0; k < 16; k++) wide += a[k] * b[k];
+    return (float)wide;
+}
+
 inline void mma(const char *name, half_format type, float d[4], const uint32_t a[4], const uint32_t b[2])
 {
     uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
@@ -81,7 +98,8 @@ inline void mma(const char *name, half_format type, float d[4], const uint32_t a
             sum += x[k] * y[k];
         }
         // A sum of float and products of halves is infinite or NaN only if one of them is.
-        d[i] = mode.tensor && std::isfinite(sum) ? add_truncated(mode.tensor, d[i], x, y, type.least) : (float)sum;
+        if (!std::isfinite(sum)) d[i] = (float)sum;
+        else d[i] = mode.tensor ? add_truncated(mode.tensor, d[i], x, y, type.least) : add_exactly(d[i], x, y);
     }
 }
 
