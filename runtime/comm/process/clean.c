@@ -51,13 +51,15 @@ static void unlist_file(const char *path)
         if (strcmp(name, strrchr(stale.names[k], '/')) == 0) memmove(stale.names[k--], stale.names[--stale.n], NAME);
 }
 
-// Removes from the list the files that a process uses. Checks the process's descriptors before its mappings, because a
-// file is mapped before it is closed. A process that has ended, or whose /proc this user cannot read, uses none of this
-// user's jobs; where another error hides what it uses, nothing is removed.
+// Whether an error hides what a process uses. One that has ended, or whose /proc this user cannot read, uses no file of
+// this user's jobs.
 static bool hidden(const void *opened)
 {
     return !opened && errno != ENOENT && errno != ESRCH && errno != EACCES && errno != EPERM;
 }
+
+// Removes from the list the files that a process uses; all, if that is hidden. Checks the process's descriptors before
+// its mappings, because a file is mapped before it is closed.
 static void unlist_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];
