@@ -94,6 +94,13 @@ local SCRIPT = [[
   if not ok then
     io.write(("@%%d %%.6f %%s\n"):format(rank, ms.time() - begun, (why:gsub("\n", " "))))
     io.flush()
+    -- mpirun kills the other ranks when one ends with an error: on a busy machine before they have seen theirs.
+    io.open(("%%s.%%d"):format(arg[0], rank), "w"):close()
+    local function all_have()
+      for r = 0, world - 1 do if not io.open(("%%s.%%d"):format(arg[0], r)) then return false end end
+      return true
+    end
+    while not all_have() and ms.time() - begun < 2 * seconds do os.execute "sleep 0.02" end
     error(why, 0)
   end
   print "all done"
