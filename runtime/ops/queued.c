@@ -110,19 +110,39 @@ ms_status ms__call_failed(const ms_call *c, ms_status st)
 // A line of text for each call: the operator, a hash of all that it computes from, and for each output its dtype,
 // shape, hash and first bytes. Devices that give the same bits write the same lines for one program; the hash of the
 // inputs tells whether a call that differs is itself at fault.
-enum { SHOWN_BYTES = 1024 };  // of an output
+// WHOLE_LINE: buffer, so that a line is written at once: the executor of PTX adds lines to the file, too.
+enum { SHOWN_BYTES = 256, WHOLE_LINE = 1 << 20 };  // SHOWN_BYTES: of an output
 
 bool ms__results_wanted(void)
 {
     if (MS_UNLIKELY(!queued.asked)) {
         const char *path = getenv("MOONSHARD_CUDA_RESULTS");
         queued.asked = true;
-        if (path && *path && !(queued.results = fopen(path, "we")))
+        if (path && *path && !(queued.results = fopen(path, "ae")))
             fprintf(stderr, "moonshard: MOONSHARD_CUDA_RESULTS: cannot write '%s': %s\n", path, strerror(errno));
+        if (queued.results) setvbuf(queued.results, malloc(WHOLE_LINE), _IOFBF, WHOLE_LINE);
     }
     return queued.results && !queued.busy && !ms__capturing;
 }
 
+// GPUs don't promise the bits of NaNs, and LuaJIT takes some for values of other types: each becomes the same.
+static void make_nans_equal(ms_tensor *t)
+{
+    static const uint64_t infinities[] = {
+        [MS_F64] = 0x7ff0000000000000, [MS_F32] = 0x7f800000, [MS_F16] = 0x7c00, [MS_BF16] = 0x7f80
+    };
+    if (!ms__is_float(t->dtype)) return;
+    uint64_t infinity = infinities[t->dtype], size = (uint64_t)ms__dtype_size(t->dtype), sign = 1ull << (8 * size - 1);
+    uint8_t *at = ms__data(t);
+    for (int64_t k = 0; k < t->numel; k++, at += size) {
+        uint64_t bits = 0;
+        memcpy(&bits, at, size);
+        bits &= ~sign;
+        if (bits <= infinity) continue;
+        bits = sign - 1;
+        memcpy(at, &bits, size);
+    }
+}
 // Makes *out, owned by the caller: the values of t on the CPU; NULL if t has none.
 static ms_status values_of(ms_tensor **out, ms_tensor *t)
 {
@@ -164,6 +184,7 @@ ms_status ms__results_after(const ms_call *c)
         ms_tensor *t;
         MS_TRY(values_of(&t, c->out[k]));
         if (!t) continue;
+        if (ms__is_cuda(ms__device(c->out[k]))) make_nans_equal(t);
         int64_t size = ms__dtype_size(t->dtype), most = SHOWN_BYTES / size, n = t->numel < most ? t->numel : most;
         fprintf(queued.results, " | %s", ms__dtype_name(t->dtype));
         for (int d = 0; d < t->ndim; d++) fprintf(queued.results, "%c%lld", d ? 'x' : ' ', (long long)t->shape[d]);

@@ -34,12 +34,15 @@ describe("the comparison of operators' results", function()
   local LINES = { "sum 01 | float32 2 aa 0000803f00000040", "mul 02 | bfloat16 1x2 bb 803f0040 | int32 - cc 07000000" }
   --- Compares these lines with some in which a pattern is replaced.
   local function compare(pattern, by)
-    process.write(folder .. "/a", table.concat(LINES, "\n") .. "\n")
+    process.write(folder .. "/a", ("kernel exact add\nkernel approximate mma\nkernel exact copy\n%s by 1 1\n%s by 3 2\n"):format(unpack(LINES)))
     process.write(folder .. "/b", (table.concat(LINES, "\n"):gsub(pattern, by)) .. "\n")
-    local compared, alone, list = results.compare(folder .. "/a", folder .. "/b")
-    local out = { ("%d, %d"):format(compared, alone) }
+    local counts, list, kernels = results.compare(folder .. "/a", folder .. "/b", true)
+    local out = { ("%d, %d"):format(counts.compared, counts.alone) }
     for k, o in ipairs(list) do
-      out[k + 1] = ("%s, %d, %.3g, %s, %s"):format(o.op, o.calls, o.error, o.beyond and "beyond" or "close", o.first)
+      out[k + 1] = ("%s (%s), %d, %.3g, %s, %s"):format(o.op, o.by, o.calls, o.error, o.beyond and "beyond" or "close", o.first)
+    end
+    for _, k in ipairs(kernels) do
+      if k.other > 0 then out[#out + 1] = k.symbol .. " differs" end
     end
     return table.concat(out, "; ")
   end
@@ -48,11 +51,16 @@ describe("the comparison of operators' results", function()
     { "nothing in equal files", "$^", "", "2, 0" },
     { "nothing in another order", "(sum[^\n]*)\n(mul.*)", "%2\n%1", "2, 0" },
     { "a float32 number", "aa 0000803f", "ab 0000c03f",
-      "2, 0; sum, 1, 0.25, beyond, output 1, float32 2: element 1 is 1.5, expected 1" },
-    { "a rounding of a bfloat16 number", "bb 803f0040", "bd 813f0040",
-      "2, 0; mul, 1, 0.00391, close, output 1, bfloat16 1x2: element 1 is 1.0078125, expected 1" },
-    { "a wrong integer", "cc 07", "cd 08", "2, 0; mul, 1, 0.143, beyond, output 2, int32 -: element 1 is 8, expected 7" },
-    { "a NaN", "aa 0000803f", "ab 0000c07f", "2, 0; sum, 1, inf, beyond, output 1, float32 2: element 1 is nan, expected 1" },
+      "2, 0; sum (add), 1, 0.25, beyond, output 1, float32 2: element 1 is 1.5, expected 1; add differs" },
+    { "the last bit of an exact kernel", "aa 0000803f", "ab 0100803f",
+      "2, 0; sum (add), 1, 5.96e-08, beyond, output 1, float32 2: element 1 is 1.0000001192092896, expected 1; add differs" },
+    { "an element of an exact kernel that the file does not have", "aa", "ab",
+      "2, 0; sum (add), 1, 0, beyond, output 1, float32 2: signs of zeros differ, or elements that the file does not have; add differs" },
+    { "a rounding of an approximate kernel's number", "bb 803f0040", "bd 813f0040",
+      "2, 0; mul (copy, mma), 1, 0.00391, close, output 1, bfloat16 1x2: element 1 is 1.0078125, expected 1; mma differs; copy differs" },
+    { "a wrong integer", "cc 07", "cd 08", "2, 0; mul (copy, mma), 1, 0.143, beyond, output 2, int32 -: element 1 is 8, expected 7; mma differs; copy differs" },
+    { "a NaN", "aa 0000803f", "ab 0000c07f",
+      "2, 0; sum (add), 1, inf, beyond, output 1, float32 2: element 1 is nan, expected 1; add differs" },
     { "no counterpart of a call whose inputs differ", "02 (| bfloat16 1x2) bb 80", "03 %1 bd 81", "1, 1" },
     { "no counterpart of another operator", "mul", "div", "1, 1" },
     { "no counterpart of another shape", "1x2", "2x1", "1, 1" },
@@ -66,10 +74,13 @@ describe("the results of operators #cuda", function()
   it("have the same bits on the emulated GPU and on the executor of PTX, and show a changed kernel", function()
     if not planted.built() then return pending "not built: needs nvcc" end
     assert.is_true(planted.prepare())
-    local expected = write("ptx", "ptx", { MOONSHARD_PTX_LAUNCHED = folder .. "/launched" })
-    local n, alone, list = results.compare(expected, write("emulated", "emulated"))
-    assert.is_true(n >= 3 * 6, n)
-    assert.same({ 0, {} }, { alone, list })
+    local expected = write("ptx", "ptx", { MOONSHARD_PTX_LAUNCHED = folder .. "/ptx" })
+    results.name_kernels(expected)
+    local counts, list, kernels = results.compare(expected, write("emulated", "emulated"), true)
+    assert.is_true(counts.compared >= 3 * 6, counts.compared)
+    assert.same({ 0, {} }, { counts.alone, list })
+    assert.is_true(#kernels >= 6, #kernels)
+    for _, k in ipairs(kernels) do assert.is_true(k.same > 0, k.symbol) end
     -- A kernel of softmax that adds instead of subtracting.
     local softmax
     for _, k in ipairs(planted.kernels()) do
@@ -79,9 +90,10 @@ describe("the results of operators #cuda", function()
     local changed, times = body:gsub("sub%.rn%.f32", "add.rn.f32", 1)
     assert.equal(1, times)
     planted.plant(folder .. "/changed", softmax, changed)
-    n, alone, list = results.compare(expected, write("planted", "ptx", { MOONSHARD_PTX_FOLDER = folder .. "/changed" }))
-    assert.is_true(n > 0 and alone > 0)                              -- what follows has other inputs
+    counts, list = results.compare(expected, write("planted", "ptx", { MOONSHARD_PTX_FOLDER = folder .. "/changed" }), true)
+    assert.is_true(counts.compared > 0 and counts.alone > 0)         -- what follows has other inputs
     assert.equal(1, #list)
     assert.same({ "softmax", true }, { list[1].op, list[1].beyond })
+    assert.matches("softmax_rows_kernelIf", list[1].by)
   end)
 end)

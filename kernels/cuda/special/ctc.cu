@@ -55,6 +55,7 @@ static ms_status run_ctc_loss(ms_call *c)
     ms_ctc_call j;
     ms__ctc_call(&j, c, 0);
     j.loss = ms__data(c->out[0]), j.alpha = (double *)ms__data(c->out[1]);
+    MS_TRY(ms__cuda_fill_tensor(c->out[1], 0));  // the kernel writes no rows behind a sample's length
     return launch_blocks("ctc_loss", index_of(c->out[0]), loss_kernel, j.batch, BLOCK, j);
 }
 static ms_status run_ctc_loss_backward(ms_call *c)

@@ -150,10 +150,10 @@ function M.list(device, files)
   spec(first[1], 60)
   spec(first[2], 60)
   if not fresh then
-    part("results of the PTX executor", 200, { "luajit", program, "--expected", results }, { missing = needs("nvcc", "gcc") })
+    part("results of the PTX executor", 400, { "luajit", program, "--expected", results }, { missing = needs("nvcc", "gcc") })
   end
   -- Seconds on a GPU; the emulated one needs minutes on a loaded machine.
-  part("results beside the PTX executor's", device == "real" and 100 or 600, { "luajit", program, results }, { missing = function()
+  part("results beside the PTX executor's", device == "real" and 150 or 900, { "luajit", program, results }, { missing = function()
     if not lfs.attributes(results) then return "there are no results of the PTX executor" end
   end })
   spec(first[3], 60)
