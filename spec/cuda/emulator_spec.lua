@@ -63,8 +63,8 @@ describe("the emulated GPU, in its mode", function()
   end
 
   it_built("finds nothing in a program without a fault", function()
-    for _, program in ipairs { "pinned_in_time", "pageable", "shuffle", "static_48k", "dynamic_limits", "aligned",
-      "mma", "ldmatrix", "cp_async", "cp_async_groups" } do
+    for _, program in ipairs { "pinned_in_time", "pageable", "shuffle", "static_48k", "dynamic_limits", "launch_limits",
+      "aligned", "mma", "ldmatrix", "cp_async", "cp_async_groups" } do
       for _, modes in ipairs { "", "seed:1" .. all, "seed:2" .. all } do
         assert.are.equal("right", result(program, modes), program .. " in " .. modes)
       end

@@ -230,6 +230,17 @@ bool dynamic_limits()
            launch(227 << 10) == cudaSuccess && read(out, 1)[0] == 1;
 }
 
+// The runtime refuses a grid without blocks, one of 2^31, and blocks without threads or of more than 1,024.
+bool launch_limits()
+{
+    int *out = zeros<int>(1025);
+    auto refused = [&](unsigned blocks, unsigned threads) {
+        return run("after_thread", false, after_thread, blocks, threads, out) == cudaErrorInvalidValue;
+    };
+    return refused(0, 1) && refused(0x80000000u, 1) && refused(1, 0) && refused(1, 1025) && read(out, 2)[1] == 0 &&
+           run("after_thread", false, after_thread, 1, 1024, out) == cudaSuccess;
+}
+
 // ---- alignment ----
 
 template <class V> __global__ void reads_vector(const char *p, int *out)
@@ -276,6 +287,7 @@ const program programs[] = {
     { "static_48k", takes<(48 << 10)> },
     { "static_50k", takes<(50 << 10)> },
     { "dynamic_limits", dynamic_limits },
+    { "launch_limits", launch_limits },
     { "aligned", aligned },
     { "float4", [] { return vector<float4>(4); } },
     { "uint4", [] { return vector<uint4>(8); } },

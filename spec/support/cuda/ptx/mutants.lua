@@ -3,7 +3,7 @@
 --- drawn from the seed, and runs the spec files that launch the kernel, with each access checked and its results
 --- compared with those of g++'s kernel. Do they notice? Prints a line for each mutant, and the share that was found.
 --- Stores, barriers, waits, predicates, addresses, masks and orders of operands take turns. --from K: the first K - 1
---- are not run. --count 0 only lists the kernels that no file launches.
+--- are not run. --count 0 only lists the kernels that no file launches: status 1 if there are any.
 package.path = "./?.lua;" .. package.path
 local planted = require "spec.support.cuda.ptx.planted"
 local mutations = require "spec.support.cuda.ptx.mutations"
@@ -154,4 +154,5 @@ while made < numbers.count do
   end
 end
 os.execute(("rm -rf '%s'"):format(folder))
-if numbers.count > 0 then print(("%d of %d mutants found, seed %d"):format(found, made - numbers.from + 1, numbers.seed)) end
+if numbers.count == 0 then os.exit(#missing == 0 and 0 or 1) end
+print(("%d of %d mutants found, seed %d"):format(found, made - numbers.from + 1, numbers.seed))
