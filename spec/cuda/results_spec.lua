@@ -31,10 +31,11 @@ local function write(name, device, env)
 end
 
 describe("the comparison of operators' results", function()
-  local LINES = { "sum 01 | float32 2 aa 0000803f00000040", "mul 02 | bfloat16 1x2 bb 803f0040 | int32 - cc 07000000" }
+  local LINES = { "sum 01 | float32 2 aa 0000803f00000040", "mul 02 | bfloat16 1x2 bb 803f0040 | int32 - cc 07000000",
+    "copy 03 | bfloat16 1 dd 803f" }
   --- Compares these lines with some in which a pattern is replaced.
   local function compare(pattern, by)
-    process.write(folder .. "/a", ("kernel exact add\nkernel approximate mma\nkernel exact copy\n%s by 1 1\n%s by 3 2\n"):format(unpack(LINES)))
+    process.write(folder .. "/a", ("kernel exact add\nkernel approximate mma\nkernel exact copy\n%s by 1 1\n%s by 3 2\n%s\n"):format(unpack(LINES)))
     process.write(folder .. "/b", (table.concat(LINES, "\n"):gsub(pattern, by)) .. "\n")
     local counts, list, kernels = results.compare(folder .. "/a", folder .. "/b", true)
     local out = { ("%d, %d"):format(counts.compared, counts.alone) }
@@ -48,22 +49,24 @@ describe("the comparison of operators' results", function()
   end
 
   for _, case in ipairs {
-    { "nothing in equal files", "$^", "", "2, 0" },
-    { "nothing in another order", "(sum[^\n]*)\n(mul.*)", "%2\n%1", "2, 0" },
+    { "nothing in equal files", "$^", "", "3, 0" },
+    { "nothing in another order", "(sum[^\n]*)\n(mul[^\n]*)", "%2\n%1", "3, 0" },
     { "a float32 number", "aa 0000803f", "ab 0000c03f",
-      "2, 0; sum (add), 1, 0.25, beyond, output 1, float32 2: element 1 is 1.5, expected 1; add differs" },
+      "3, 0; sum (add), 1, 0.25, beyond, output 1, float32 2: element 1 is 1.5, expected 1; add differs" },
     { "the last bit of an exact kernel", "aa 0000803f", "ab 0100803f",
-      "2, 0; sum (add), 1, 5.96e-08, beyond, output 1, float32 2: element 1 is 1.0000001192092896, expected 1; add differs" },
+      "3, 0; sum (add), 1, 5.96e-08, beyond, output 1, float32 2: element 1 is 1.0000001192092896, expected 1; add differs" },
     { "an element of an exact kernel that the file does not have", "aa", "ab",
-      "2, 0; sum (add), 1, 0, beyond, output 1, float32 2: signs of zeros differ, or elements that the file does not have; add differs" },
+      "3, 0; sum (add), 1, 0, beyond, output 1, float32 2: signs of zeros differ, or elements that the file does not have; add differs" },
     { "a rounding of an approximate kernel's number", "bb 803f0040", "bd 813f0040",
-      "2, 0; mul (copy, mma), 1, 0.00391, close, output 1, bfloat16 1x2: element 1 is 1.0078125, expected 1; mma differs; copy differs" },
-    { "a wrong integer", "cc 07", "cd 08", "2, 0; mul (copy, mma), 1, 0.143, beyond, output 2, int32 -: element 1 is 8, expected 7; mma differs; copy differs" },
+      "3, 0; mul (copy, mma), 1, 0.00391, close, output 1, bfloat16 1x2: element 1 is 1.0078125, expected 1; mma differs; copy differs" },
+    { "a wrong integer", "cc 07", "cd 08", "3, 0; mul (copy, mma), 1, 0.143, beyond, output 2, int32 -: element 1 is 8, expected 7; mma differs; copy differs" },
+    { "a wrong bit of a copy", "dd 803f", "de 813f",
+      "3, 0; copy (none), 1, 0.00781, beyond, output 1, bfloat16 1: element 1 is 1.0078125, expected 1" },
     { "a NaN", "aa 0000803f", "ab 0000c07f",
-      "2, 0; sum (add), 1, inf, beyond, output 1, float32 2: element 1 is nan, expected 1; add differs" },
-    { "no counterpart of a call whose inputs differ", "02 (| bfloat16 1x2) bb 80", "03 %1 bd 81", "1, 1" },
-    { "no counterpart of another operator", "mul", "div", "1, 1" },
-    { "no counterpart of another shape", "1x2", "2x1", "1, 1" },
+      "3, 0; sum (add), 1, inf, beyond, output 1, float32 2: element 1 is nan, expected 1; add differs" },
+    { "no counterpart of a call whose inputs differ", "02 (| bfloat16 1x2) bb 80", "03 %1 bd 81", "2, 1" },
+    { "no counterpart of another operator", "mul", "div", "2, 1" },
+    { "no counterpart of another shape", "1x2", "2x1", "2, 1" },
   } do
     local name, pattern, by, expected = unpack(case)
     it("finds " .. name, function() assert.equal(expected, (compare(pattern, by):gsub("%-nan", "nan"))) end)

@@ -140,7 +140,7 @@ function M.compare(expected, found, bitwise)
     end
     local which = want and "compared" or "alone"
     counts[which] = counts[which] + 1
-    local names, exact = {}, bitwise
+    local names, exact = {}, bitwise and #kernels > 0     -- a call without kernels copies, or computes nothing
     for number in (by or ""):gmatch "%d+" do
       local k = kernels[tonumber(number)]
       if not names[number] then
@@ -150,7 +150,6 @@ function M.compare(expected, found, bitwise)
         exact = exact and not k.approximate
       end
     end
-    exact = exact and #names > 0
     for k, output in ipairs(want and want.text ~= line and call or {}) do
       if output.hash ~= want[k].hash then
         local off, text = difference(want[k], output)
@@ -163,7 +162,7 @@ function M.compare(expected, found, bitwise)
         local beyond = exact or off > (MOST[output.dtype] or 0)
         if not o.first or beyond and not o.beyond then
           o.first = ("output %d, %s %s: %s"):format(k, output.dtype, output.shape, text)
-          o.by = table.concat(names, ", ")
+          o.by = names[1] and table.concat(names, ", ") or "none"
         end
         o.beyond = o.beyond or beyond
       end
