@@ -461,6 +461,8 @@ template <class D, class S> static __device__ inline void cast_span(D *dst, cons
     int64_t i = first;
     if (is_wide(dst) && is_wide(src)) {
         int64_t rest = first + (last - first) / WIDE * WIDE;
+        // A block has two turns.
+        ROLLED
         for (i = first + (int64_t)threadIdx.x * WIDE; i < rest; i += BLOCK * WIDE) {
             float v[WIDE];
             load_wide(src + i, v);
@@ -483,6 +485,7 @@ static __device__ inline void copy_span(char *dst, const char *src, int64_t firs
     int64_t i = first;
     if (is_wide(dst) && (!src || is_wide(src))) {
         int64_t rest = first + (last - first) / 16 * 16;
+        ROLLED
         for (i = first + (int64_t)threadIdx.x * 16; i < rest; i += BLOCK * 16)
             put((uint4 *)(dst + i), src ? *(const uint4 *)(src + i) : make_uint4(0, 0, 0, 0));
         i = rest;

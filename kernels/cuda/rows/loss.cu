@@ -18,13 +18,14 @@ struct cross {
     const void *x, *ids, *w;
     ms_complaint *complaint;
 };
-// The target class of a row; -1 if the row is ignored, or if the class does not exist (which is recorded as an error).
-static __device__ inline int64_t target_of(const cross &q, int64_t row)
+// The target class of a row; -1 if the row is ignored, or if the class does not exist (which `reports` records as an
+// error: sums and losses do, gradients come after them).
+static __device__ inline int64_t target_of(const cross &q, int64_t row, bool reports = true)
 {
     int64_t t = load_position(q.id_type, q.ids, row);
     if (t == q.ignore) return -1;
     if (t < 0 || t >= q.n) {
-        complain(q.complaint, MS_COMPLAINT_CLASS, t, q.n);
+        if (reports) complain(q.complaint, MS_COMPLAINT_CLASS, t, q.n);
         return -1;
     }
     return t;
@@ -161,6 +162,7 @@ __global__ void cross_total_kernel(cross q, const T *losses, double *totals, dou
     int64_t each = (q.rows + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each, last = first + each;
     double sum = 0, weight = 0;
     if (last > q.rows) last = q.rows;
+    ROLLED
     for (int64_t row = first + threadIdx.x; row < last; row += BLOCK) {
         int64_t t = target_of(q, row);
         if (losses) sum += losses[row];
@@ -207,7 +209,7 @@ static __device__ __forceinline__ void row_gradient(const cross &q, const row_se
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
-    int64_t t = target_of(q, my.row), begin = my.row * q.n + my.first;
+    int64_t t = target_of(q, my.row, false), begin = my.row * q.n + my.first;
     const S *x = (const S *)q.x + begin, *w = (const S *)q.w;
     T smooth = (T)q.smooth, part = smooth / (T)q.n, weights = (T)q.n, scale = t < 0 ? 0 : k.scale, v[N], f[N];
     if (smooth != 0 && w) {
