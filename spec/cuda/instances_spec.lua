@@ -550,6 +550,7 @@ describe("on a GPU #cuda", function()
         { 21, 15, function() return F.cross_entropy(many, beyond, { reduction = "sum" }) end },
         { 8256, 8250, function() return F.cross_entropy(many:reshape(2, 8250), beyond:narrow(1, 1, 2) + 8235) end },
         { 7, 5, function() return F.linear_cross_entropy(w:narrow(1, 1, 3), w, at) end },
+        { 7, 5, function() return F.linear_cross_entropy(w:narrow(1, 1, 3), w, at, { reduction = "none" }) end },
       } do
         local text = (" %d is out of range, expected 0 or more and below %d"):format(read[1], read[2])
         assert.error_matches(function() read[3]():to "cpu" end, text)

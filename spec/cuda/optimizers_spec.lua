@@ -58,7 +58,7 @@ describe("steps on a GPU #cuda", function()
         local half = dtype == "bfloat16" or dtype == "float16"
         for _, options in ipairs(sets) do
           for _, master in ipairs(half and MASTER[name] and { false, true } or { false }) do
-            for _, n in ipairs { 5, 70, 2050, 40007 } do
+            for _, n in ipairs { 5, 70, 777, 2050, 40007 } do
               for _, odd in ipairs { false, true } do
                 local given = { master_weights = master or nil }
                 for k, v in pairs(options) do given[k] = v end
